@@ -13,8 +13,8 @@ from itertools import count
 from typing import Final
 
 from dledger.remoting.client import ADDRESSES_MAX, CONNECT_TIMEOUT_S, UnreachableError, reason_of
+from dledger.remoting.codes import FrameError
 from dledger.remoting.connection import DisconnectedError
-from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, LENGTH_BYTES, Frame, decode, encode, frame_length
 from dledger.values import parse_address
 

@@ -10,10 +10,10 @@ from dledger import __version__
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
-from dledger.core.entry_pusher import EntryDispatcher
+from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.member_state import Leader
+from dledger.core.messages import RoleChange
 from dledger.core.node import Node
-from dledger.core.outbox import RoleChange
 from dledger.errors import LeaderHint
 from dledger.members import MemberProgress
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus

@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 
 from dledger.access.guard import AccessGuard
 from dledger.base_log import BaseLog
-from dledger.client_server import ServedLog
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
@@ -30,12 +29,13 @@ from dledger.core.messages import (
     Message,
     PushAppend,
     PushResponse,
+    RoleChange,
+    RoleReason,
     VoteRequest,
     VoteResponse,
 )
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
-from dledger.core.outbox import RoleChange, RoleReason
 from dledger.core.ports import BatchHook, PreparedAppend
 from dledger.errors import (
     CorruptLogError,
@@ -49,32 +49,25 @@ from dledger.errors import (
     NotLeaderError,
     RequestTimeoutError,
 )
-from dledger.host import Host
+from dledger.group_members import MemberRecords, MemberWatch, had_peers, removal_index
+from dledger.host import Host, ServedLog
 from dledger.instruments import SILENT, Instruments
 from dledger.log_output import speaks_for
 from dledger.maintenance import LogMaintenance
-from dledger.member_records import MemberRecords, had_peers
-from dledger.member_watch import MemberWatch, removal_index
 from dledger.members import Configuration, MemberChange
 from dledger.node_status import NodeMeasurements, NodeReports
 from dledger.records import record
-from dledger.remoting.log.service import LogHandlers
-from dledger.rpc.bridge import LoopBridge
+from dledger.remoting.log_service import LogHandlers
 from dledger.rpc.clients.grpc_server import GrpcServer
-from dledger.rpc.peers.addresses import PeerAddresses
-from dledger.rpc.peers.identity import BaseLogs, PeerIdentity
-from dledger.rpc.peers.log_exchange import PeerLogClient
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
+from dledger.rpc.loops import LoopBridge
+from dledger.rpc.peers.exchanges import PeerLogClient, PeerSnapshotClient
+from dledger.rpc.peers.identity import BaseLogs, PeerAddresses, PeerIdentity
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.rpc.ports import CommitEvent, NodeEvent, NodeStatus, RoleEvent
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.driver import SHARED_PATIENCE_S, Effects, NodeDriver
-from dledger.runtime.log_lines import NodeLines
-from dledger.runtime.push_times import PushTimes
-from dledger.runtime.role_changes import RoleChangeHandler, RoleChangeNotifier
-from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
-from dledger.runtime.tasks import Task
-from dledger.runtime.worker import JOIN_TIMEOUT_S
+from dledger.runtime.events import NodeLines, PushTimes, RoleChangeHandler, RoleChangeNotifier
+from dledger.runtime.threads import EXIT_FATAL, JOIN_TIMEOUT_S, Supervisor, Task
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.ports import StateMachine

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dledger.backoff import Backoff
-from dledger.clock import Clock
+from dledger.clock import Backoff, Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import (
     CorruptLogError,
@@ -32,11 +31,10 @@ from dledger.errors import (
     ShutdownError,
     UnavailableError,
 )
-from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.store.file_store import FileStore
 from dledger.store.format import parse_segment_name
-from dledger.store.repair import ReadSegment, Repaired
-from dledger.store.scrub import ScrubStep
+from dledger.store.repair import ReadSegment, Repaired, ScrubStep
 from dledger.types import LogIndex, NodeId
 
 _log = logging.getLogger("dledger")

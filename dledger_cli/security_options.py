@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from dledger.contexts import ContextOption
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CommandSecurity:
 
     def for_client(self) -> ClientSecurity:
         """The same as settings for a client. Raises ``ConfigError`` if something is missing."""
-        from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help does not load it
+        from dledger.client.shared import ClientSecurity, TlsFiles  # here, so that --help does not load it
         from dledger.errors import ConfigError
 
         if self.access_key and not self.secret_key:

@@ -35,7 +35,7 @@ from dledger_spark.option_values import (
 )
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 __all__ = [
     "EARLIEST",
@@ -217,7 +217,7 @@ class SecurityOptions:
     def client(self) -> ClientSecurity:
         """The client's settings. Raises ``OptionError`` if one of two related options is missing."""
         # Imported here: reading a directory, and planning, do not need gRPC, and Spark starts processes for both.
-        from dledger.client.security import ClientSecurity
+        from dledger.client.shared import ClientSecurity
         from dledger.rpc.tls import TlsFiles
 
         certificate, key = (Path(one) if one else None for one in (self.tls_certificate, self.tls_key))

@@ -24,10 +24,10 @@ from dledger.errors import ConfigError
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.client import RemotingClient
 from dledger.rpc import options, self_signed, tls
-from dledger.rpc.bridge import LoopBridge, Report
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.listening import listen_for_clients
+from dledger.rpc.loops import LoopBridge, Report
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.server import DLedgerServer
 from dledger.types import TlsServerMode

@@ -16,8 +16,7 @@ from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError
 from dledger.host import Host
-from dledger.host_settings import problems_together
-from dledger.hosted_groups import HostedGroups
+from dledger.hosted_groups import HostedGroups, problems_together
 from dledger.instruments import SILENT, Instruments
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.server import BrokerServer

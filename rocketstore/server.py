@@ -22,9 +22,9 @@ from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.host import Host
 from dledger.instruments import SILENT, Instruments
-from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.loops import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
+from dledger.runtime.threads import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.store.identity import layout_of
 from rocketstore.broker.broker import Storage

@@ -23,7 +23,7 @@ from dledger.client.aio import DLedgerClient as AsyncClient
 from dledger.remoting.client import DisconnectedError, RemotingClient, UnreachableError
 from dledger.remoting.connection import REQUESTS_MAX
 from dledger.remoting.frame import Frame
-from dledger.remoting.log.codec import UNORDERED, LogCode, encode_append, error_of
+from dledger.remoting.log_codec import UNORDERED, LogCode, encode_append, error_of
 from dledger.rpc.clients.codec import Append
 from dledger_cli.local.group import client_security
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
-from dledger.client.security import ClientSecurity
+from dledger.client.shared import ClientSecurity
 from dledger.types import NodeId
 
 SMALL_FILES: Final = {

@@ -5,28 +5,201 @@ are checked against the caller's account (``require``, or ``may`` on the hot pat
 the callers of open streams get their new permissions, and streams of revoked keys are ended.
 
 Deny by default: nothing is allowed without an account, and an account may do only what its permissions name.
+
+Each signed request is accepted once (``ReplayWindow``): nonces are remembered in bounded memory. A nonce is a client's
+session and an increasing number. Of a session the largest number is kept, and which of the ``SPAN`` numbers before it
+have been seen (like IPsec's anti-replay window), so a client costs about half a kilobyte however many requests it
+makes, and requests of several threads may overtake each other. A session is forgotten only when its newest request is
+older than the time window: anything replayed of it is then too old anyway.
+
+Nothing is forgotten earlier. When there is no room for another session it is refused, and one account can take up only
+a part of the room, so that it cannot keep the others out. Only authentic requests get here: without a secret nobody can
+fill it.
+
+A signed request carries, as metadata:
+
+====================  =========================================================================================
+dledger-access-key    the key whose secret signs dledger-timestamp     milliseconds since 1970 at the client
+dledger-nonce         ``<session>-<number>``: 16 random hex digits per client, and an increasing number dledger-audience
+the server process addressed, by its own name; empty until that is known dledger-signature     HMAC-SHA256, in hex,
+under the secret, of the lines below ====================
+=========================================================================================
+
+Signed are the lines ``dledger1``, method, access key, timestamp, nonce, audience, digest, joined by newlines; the
+digest is the SHA-256 of the request's bytes in hex, or ``-`` where the client sends a stream of requests.
+
+The audience makes a request intercepted on its way to one member worthless at another, and after a restart: each
+process chooses a name of its own, and refuses requests signed for another with its own name in the answer.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import re
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
+from typing import Final
 
-from dledger.access import signing
 from dledger.access.addresses import AddressPattern, address_of, any_matches, counted_host, host_of, peer_text
 from dledger.access.audit import AuditEvent, AuditLog
 from dledger.access.quota import Quota, Quotas
-from dledger.access.replay import ReplayWindow, TooManySessionsError
-from dledger.access.rules import AccessRules, Account, Permission, permission_text
-from dledger.access.rules_file import MakeThread, RulesFile
-from dledger.access.signing import Signed
+from dledger.access.rules import AccessRules, Account, MakeThread, Permission, RulesFile, permission_text
 from dledger.clock import Clock
 from dledger.config import AccessConfig
 from dledger.errors import AccessDeniedError, PendingFullError
+
+ACCESS_KEY: Final = "dledger-access-key"
+TIMESTAMP: Final = "dledger-timestamp"
+NONCE: Final = "dledger-nonce"
+AUDIENCE: Final = "dledger-audience"
+SIGNATURE: Final = "dledger-signature"
+REFUSAL: Final = "dledger-access"
+"""In the trailing metadata of a refusal: one of the values below."""
+DENIED: Final = "denied"
+CHALLENGE: Final = "challenge"
+"""Signed for another server process: sign again, for the audience named in the refusal."""
+BUSY: Final = "busy"
+
+WINDOW_MS: Final = 5 * 60 * 1000
+"""How far a client's clock and the server's may be apart; older requests are refused."""
+STREAM_DIGEST: Final = "-"
+
+_NONCE = re.compile(r"([0-9a-f]{16})-(\d{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """The claims in a request's metadata, not verified."""
+
+    access_key: str
+    timestamp: str
+    nonce: str
+    audience: str
+    signature: str
+
+    @classmethod
+    def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Signed:
+        """Read the metadata; missing fields are empty."""
+        found: dict[str, str] = {key: value for key, value in metadata if isinstance(value, str)}
+        return cls(*(found.get(name, "") for name in (ACCESS_KEY, TIMESTAMP, NONCE, AUDIENCE, SIGNATURE)))
+
+    def is_genuine(self, secret: bytes, method: str, digest: str) -> bool:
+        """Whether the signature matches the secret; takes constant time."""
+        expected = _signature(secret, method, self.access_key, self.timestamp, self.nonce, self.audience, digest)
+        return hmac.compare_digest(expected.encode(), self.signature.encode())
+
+
+def parse_nonce(nonce: str) -> tuple[str, int] | None:
+    """Session and number, or None."""
+    match = _NONCE.fullmatch(nonce)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def digest_of(body: bytes | None) -> str:
+    """The digest of a request's bytes; None: the client sends a stream."""
+    return STREAM_DIGEST if body is None else hashlib.sha256(body).hexdigest()
+
+
+def _signature(secret: bytes, *parts: str) -> str:
+    return hmac.digest(secret, "\n".join(("dledger1", *parts)).encode(), "sha256").hex()
+
+
+SPAN: Final = 4096
+SESSIONS_MAX: Final = 20_000
+ACCOUNT_SESSIONS_MAX: Final = 5_000
+
+
+class TooManySessionsError(Exception):
+    """Raised when no further session can be remembered."""
+
+
+@dataclass(slots=True)
+class _Session:
+    newest_ms: int
+    largest: int
+    seen: int  # bit n: number `largest - n` has been seen
+
+
+class ReplayWindow:
+    """For one thread at a time."""
+
+    def __init__(
+        self,
+        window_ms: int,
+        *,
+        sessions_max: int = SESSIONS_MAX,
+        account_sessions_max: int = ACCOUNT_SESSIONS_MAX,
+    ) -> None:
+        self._window_ms = window_ms
+        self._sessions_max = sessions_max
+        self._account_sessions_max = account_sessions_max
+        self._sessions: dict[tuple[str, str], _Session] = {}
+        self._by_account: dict[str, int] = {}
+        self._swept_ms = 0
+        self._horizon_ms = 0  # anything older may be of a forgotten session, even if the clock was set back since
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def take(self, access_key: str, session: str, number: int, timestamp_ms: int, now_ms: int) -> bool:
+        """Remember an authentic request whose time was checked; False if it was seen before, or may have been.
+
+        Raises ``TooManySessionsError``.
+        """
+        if timestamp_ms < self._horizon_ms:
+            return False
+        key = (access_key, session)
+        known = self._sessions.get(key)
+        if known is None:
+            self._make_room(access_key, now_ms)
+            self._sessions[key] = _Session(timestamp_ms, number, 1)
+            self._by_account[access_key] = self._by_account.get(access_key, 0) + 1
+            return True
+        known.newest_ms = max(known.newest_ms, timestamp_ms)
+        ahead = number - known.largest
+        if ahead > 0:
+            known.seen = 1 if ahead >= SPAN else (known.seen << ahead | 1) & _MASK
+            known.largest = number
+            return True
+        bit = 1 << -ahead if ahead > -SPAN else 0
+        if not bit or known.seen & bit:
+            return False
+        known.seen |= bit
+        return True
+
+    def _make_room(self, access_key: str, now_ms: int) -> None:
+        if not self._is_full(access_key):
+            return
+        if abs(now_ms - self._swept_ms) >= _SWEEP_INTERVAL_MS:  # a flood of new sessions must not cost a sweep each
+            self._swept_ms = now_ms
+            self._sweep(now_ms)
+        if self._is_full(access_key):
+            raise TooManySessionsError
+
+    def _is_full(self, access_key: str) -> bool:
+        return (
+            len(self._sessions) >= self._sessions_max
+            or self._by_account.get(access_key, 0) >= self._account_sessions_max
+        )
+
+    def _sweep(self, now_ms: int) -> None:
+        self._horizon_ms = max(self._horizon_ms, now_ms - self._window_ms)
+        for key in [key for key, one in self._sessions.items() if now_ms > one.newest_ms + self._window_ms]:
+            del self._sessions[key]
+            self._by_account[key[0]] -= 1
+            if not self._by_account[key[0]]:
+                del self._by_account[key[0]]
+
+
+_MASK: Final = (1 << SPAN) - 1
+_SWEEP_INTERVAL_MS: Final = 1000
+
 
 _TRUSTED = "-"
 """The access key of callers who need none."""
@@ -89,7 +262,7 @@ class AccessGuard:
         self.audit = AuditLog()
         self._rules = rules
         self._clock = clock
-        self._seen = ReplayWindow(signing.WINDOW_MS)
+        self._seen = ReplayWindow(WINDOW_MS)
         self._open: dict[Caller, tuple[Callable[[str], None], Callable[[], bool]]] = {}
 
     @property
@@ -165,7 +338,7 @@ class AccessGuard:
             return account, False
         if account is None and _is_among(self._rules.trusted, peer):
             return _EVERYTHING, False
-        account = _proved(account, lambda secret: signed.is_genuine(secret, method, signing.digest_of(body)))
+        account = _proved(account, lambda secret: signed.is_genuine(secret, method, digest_of(body)))
         if signed.audience != self.audience:
             raise OtherAudienceError("the request was signed for another server process: sign it again")
         self._check_once(signed)
@@ -173,14 +346,14 @@ class AccessGuard:
 
     def _check_once(self, signed: Signed) -> None:
         now_ms = self._clock.wall_ms()
-        nonce = signing.parse_nonce(signed.nonce)
+        nonce = parse_nonce(signed.nonce)
         if nonce is None or not signed.timestamp.isascii() or not signed.timestamp.isdigit():
             raise NotAuthenticatedError("malformed timestamp or nonce in signature")
         timestamp_ms = int(signed.timestamp[:18])
-        if abs(now_ms - timestamp_ms) > signing.WINDOW_MS:
+        if abs(now_ms - timestamp_ms) > WINDOW_MS:
             raise NotAuthenticatedError(
                 f"the request was signed at {_time(timestamp_ms)}, but this server's clock reads {_time(now_ms)}: "
-                f"more than {signing.WINDOW_MS // 60_000} minutes apart; synchronize the clocks"
+                f"more than {WINDOW_MS // 60_000} minutes apart; synchronize the clocks"
             )
         session, number = nonce
         try:

@@ -1,23 +1,186 @@
-"""Accounts and their permissions, in the format of RocketMQ's ``plain_acl.yml``. Pure: text in, rules out.
+"""Accounts and their permissions, in the format of RocketMQ's ``plain_acl.yml``, and the file that holds them.
 
 Reading is strict, because a mistake here opens or closes something: unknown names, unknown permissions and weak keys
 are problems, all of which are reported at once, with their lines. It differs from RocketMQ on purpose in two points:
 RocketMQ takes an invalid permission for DENY; and an account's ``whiteRemoteAddress`` here replaces the signature only,
 not the permissions (there it allows everything).
+
+PyYAML reads the YAML subset of ``plain_acl.yml``: text in, texts with their lines out. ``parse_yaml`` takes events and
+builds no objects, so that the key ``00123456`` keeps its zeros, ``no`` is a name and every value knows its line.
+Features that could make a small file large (aliases) or hide meaning (tags) are refused, and depth and nodes are
+limited; ``RulesFile`` limits the bytes.
+
+The file is read safely, and reloaded when it changes. It holds secrets, so nobody else may have access: a file that
+others may read, or that its group may write, is refused instead of only causing a warning, because a warning at a
+server's start is read when it is too late. Its group may read it, which is how Kubernetes provides secrets
+(``fsGroup``, ``defaultMode: 0440``).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
+from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
-from dledger.access import plain_yaml
+import yaml
+
 from dledger.access.addresses import AddressPattern, parse_patterns
-from dledger.access.plain_yaml import Node, Scalar, Sequence, YamlEntry
-from dledger.errors import ConfigError
+from dledger.access.audit import AuditLog
+from dledger.errors import ConfigError, told
+
+DEPTH_MAX: Final = 8
+NODES_MAX: Final = 1_000_000
+
+_LOADER: Final = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times as fast, where libyaml is installed
+_UNPRINTABLE: Final = yaml.reader.Reader.NON_PRINTABLE
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")
+_LINE_BREAK = re.compile(r"\r\n?|\n")
+_NO_CHARACTER = re.compile(r"\\U(?!000|0010)[0-9A-Fa-f]{8}")
+_HIDDEN_BREAK = re.compile(r"[\x85\u2028\u2029]")
+"""Line breaks in YAML, but in few editors: text after one may look like the rest of a comment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A text; empty for null."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class YamlSequence:
+    """A list."""
+
+    items: tuple[Node, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class YamlEntry:
+    """One key of a mapping, its line, and its value."""
+
+    key: str
+    line: int
+    value: Node
+
+
+@dataclass(frozen=True, slots=True)
+class YamlMapping:
+    """Keys and values in the order of the text, without duplicate keys."""
+
+    entries: tuple[YamlEntry, ...]
+    line: int
+
+
+Node = Scalar | YamlSequence | YamlMapping
+
+
+def parse_yaml(text: str) -> Node:
+    """The text's single value, for an empty text an empty mapping. Raises ``ConfigError`` naming the bad lines."""
+    if hidden := _HIDDEN_BREAK.search(text):
+        line = len(_LINE_BREAK.findall(text, 0, hidden.start())) + 1
+        what = f"U+{ord(hidden[0]):04X} is a line break in YAML but not in most editors: remove it"
+        raise ConfigError([f"line {line}: {what}"])
+    reader = _YamlReader(text)
+    try:
+        node = reader.document()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        reader.problems.append(f"line {line}: {_QUOTED.sub('…', error.problem or 'invalid YAML')}")
+    except yaml.reader.ReaderError:  # its position is in characters or, with libyaml, in bytes
+        printable = _UNPRINTABLE.split(text, maxsplit=1)[0]
+        reader.problems.append(f"line {len(_LINE_BREAK.findall(printable)) + 1}: unprintable character")
+    except (ValueError, OverflowError):  # from the loader without libyaml, which does not check escapes
+        before = _NO_CHARACTER.split(text, maxsplit=1)[0]
+        reader.problems.append(f"line {len(_LINE_BREAK.findall(before)) + 1}: invalid Unicode escape")
+    except _RefusedError as error:
+        reader.problems.append(str(error))
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return node
+
+
+class _RefusedError(Exception):
+    """Raised for valid YAML that is not supported."""
+
+
+class _YamlReader:
+    """Builds nodes from events; ``problems`` are those that do not end reading."""
+
+    def __init__(self, text: str) -> None:
+        self.problems: list[str] = []
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+        self._nodes = 0
+
+    def document(self) -> Node:
+        node: Node = YamlMapping((), 1)
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _refused(event, "a second document is not supported")
+            elif isinstance(event, yaml.NodeEvent):
+                node = self._node(event, 0)
+        if isinstance(node, Scalar) and not node.text:
+            return YamlMapping((), 1)  # only comments
+        return node
+
+    def _node(self, event: yaml.Event, depth: int) -> Node:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _refused(event, "anchors and aliases are not supported: quote text that starts with & or *")
+        if getattr(event, "tag", None) is not None:
+            raise _refused(event, "tags are not supported: quote text that starts with !")
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            raise _refused(event, f"more than {NODES_MAX} values")
+        if depth > DEPTH_MAX:
+            raise _refused(event, "nested too deeply")
+        line = _line(event)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return YamlSequence(tuple(self._node(one, depth + 1) for one in self._until(yaml.SequenceEndEvent)), line)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(line, depth)
+        if not isinstance(event, yaml.ScalarEvent):
+            raise _refused(event, "invalid YAML")
+        is_null = event.implicit[0] and event.value in ("~", "null")  # unquoted: 'null' in quotes is text
+        return Scalar("" if is_null else event.value, line)
+
+    def _mapping(self, line: int, depth: int) -> YamlMapping:
+        entries: dict[str, YamlEntry] = {}
+        for event in self._until(yaml.MappingEndEvent):
+            key = self._node(event, depth) if isinstance(event, yaml.ScalarEvent) else None
+            if not isinstance(key, Scalar):
+                raise _refused(event, "a name must be text")
+            if key.text in entries:
+                first = entries[key.text].line
+                self.problems.append(f"line {key.line}: {key.text} is given twice (first on line {first})")
+            entries[key.text] = YamlEntry(key.text, key.line, self._node(next(self._events), depth + 1))
+        return YamlMapping(tuple(entries.values()), line)
+
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        for event in self._events:
+            if isinstance(event, end):
+                return
+            yield event
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark is not None else 1
+
+
+def _refused(event: yaml.Event, why: str) -> _RefusedError:
+    return _RefusedError(f"line {_line(event)}: {why}")
+
 
 SECRET_CHARS_MIN: Final = 8
 ACCOUNTS_MAX: Final = 10_000
@@ -102,7 +265,7 @@ class AccessRules:
 
 def parse_rules(text: str) -> AccessRules:
     """Raises ``ConfigError`` with all problems; none of them quotes a secret."""
-    root = plain_yaml.parse(text)
+    root = parse_yaml(text)
     reader = _Reader()
     rules = reader.rules(root)
     if reader.problems:
@@ -189,7 +352,7 @@ class _Reader:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _entries(self, node: Node, what: str, known: tuple[str, ...]) -> tuple[YamlEntry, ...]:
-        if not isinstance(node, plain_yaml.Mapping):
+        if not isinstance(node, YamlMapping):
             self._complain(node.line, f"{what} must consist of `name: value` lines, for example `{known[0]}: …`")
             return ()
         for entry in node.entries:
@@ -198,7 +361,7 @@ class _Reader:
         return node.entries
 
     def _items(self, entry: YamlEntry) -> tuple[Node, ...]:
-        if isinstance(entry.value, Sequence):
+        if isinstance(entry.value, YamlSequence):
             return entry.value.items
         if not (isinstance(entry.value, Scalar) and not entry.value.text):
             self._complain(entry.line, f"{entry.key} is a list: write each item on its own line, starting with `- `")
@@ -254,3 +417,122 @@ def _assignment(text: str) -> tuple[str, Permission]:
     if not equals or _NAME.fullmatch(name) is None:
         raise ValueError(f"invalid permission {text!r}: use NAME=PUB|SUB")
     return name, parse_permission(permission)
+
+
+_log = logging.getLogger("dledger.access")
+
+FILE_BYTES_MAX: Final = 8 << 20
+PROBLEMS_MAX: Final = 50
+"""The limit of problems reported per file."""
+INTERVAL_S: Final = 1.0
+_FORBIDDEN: Final = stat.S_IRWXO | stat.S_IWGRP
+_Stamp = tuple[int, int, int, int]
+MakeThread = Callable[[str, Callable[[], None]], threading.Thread]
+"""Creates a supervised thread of that name: without supervision, withdrawn rights could stay in force unnoticed."""
+
+
+def load_rules(file: Path) -> AccessRules:
+    """Raises ``ConfigError`` with all problems of the file."""
+    return _load(file)[0]
+
+
+def _load(file: Path) -> tuple[AccessRules, _Stamp]:
+    try:
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            raw = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError([f"{file}: cannot read the access rules: {error.strerror}"]) from error
+    problems = []
+    if not stat.S_ISREG(status.st_mode):
+        problems.append(f"{file}: not a regular file")
+    if status.st_mode & _FORBIDDEN:
+        mode = stat.S_IMODE(status.st_mode)
+        problems.append(
+            f"{file}: mode {mode:04o} exposes its secrets to others: run `chmod 600 {file}` (0640 and 0440 are "
+            "also accepted)"
+        )
+    if len(raw) > FILE_BYTES_MAX:
+        problems.append(f"{file}: more than {FILE_BYTES_MAX} bytes")
+    if problems:
+        raise ConfigError(problems)
+    try:
+        rules = parse_rules(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{file}: not valid UTF-8: {error.reason} at byte {error.start}"]) from None
+    except ConfigError as error:
+        raise ConfigError(_bounded(file, error.problems)) from None
+    return rules, _stamp(status)
+
+
+def _bounded(file: Path, problems: Sequence[str]) -> list[str]:
+    """Problems quote the file, and a large one may have a million of them."""
+    shown = [f"{file}: {told(problem)}" for problem in problems[:PROBLEMS_MAX]]
+    if len(problems) > PROBLEMS_MAX:
+        shown.append(f"{file}: {len(problems) - PROBLEMS_MAX} more problems")
+    return shown
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+class RulesFile:
+    """Reads the file on creation (raising ``ConfigError``); from ``start`` to ``close`` a thread reports new rules.
+
+    Problems of new rules are logged, each once per change, and the old rules stay. The thread reads the file itself,
+    because a disk may keep it waiting.
+    """
+
+    def __init__(self, file: Path, *, interval_s: float = INTERVAL_S) -> None:
+        self.rules, self._loaded = _load(file)
+        self._file = file
+        self._interval_s = interval_s
+        self._told: _Stamp | str = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, thread: MakeThread, name: str, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
+        """Call ``changed`` on the thread for every good change from now on; has the audit log write its counts."""
+        self._thread = thread(f"dledger-access-{name}", partial(self._run, changed, audit))
+        self._thread.daemon = True
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._stop.set()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self, changed: Callable[[AccessRules], None], audit: AuditLog) -> None:
+        while not self._stop.wait(self._interval_s):
+            if self.look():
+                changed(self.rules)
+            audit.flush()
+        audit.flush()
+
+    def look(self) -> bool:
+        """Read the file if it differs from the one in force; returns whether ``rules`` are new."""
+        try:
+            stamp = _stamp(self._file.stat())
+            if stamp in (self._loaded, self._told):
+                return False
+            rules, loaded = _load(self._file)
+        except (OSError, ConfigError) as error:
+            self._complain(error)
+            return False
+        self.rules, self._loaded, self._told = rules, loaded, ""
+        _log.info("%s: reloaded access rules: %d accounts", self._file, len(rules.accounts))
+        return True
+
+    def _complain(self, error: OSError | ConfigError) -> None:
+        try:
+            told: _Stamp | str = _stamp(self._file.stat())
+        except OSError as missing:
+            told = str(missing)
+        if told == self._told:
+            return
+        self._told = told
+        problems = error.problems if isinstance(error, ConfigError) else (f"{self._file}: {error.strerror}",)
+        for problem in problems:
+            _log.error("cannot reload access rules, keeping the old ones: %s", problem)

@@ -12,8 +12,7 @@ from dledger.late_names import late_names
 
 if TYPE_CHECKING:
     from dledger.client.blocking import AppendFuture, DLedgerClient
-    from dledger.client.security import ClientSecurity, TlsFiles
-    from dledger.client.shared import AppendResult, ReadFrom, member_change
+    from dledger.client.shared import AppendResult, ClientSecurity, ReadFrom, TlsFiles, member_change
     from dledger.errors import (
         AccessDeniedError,
         AppendsNotServedError,
@@ -116,7 +115,7 @@ __getattr__ = late_names(
         "AppendsNotServedError": "dledger.errors",
         "ChangeInProgressError": "dledger.errors",
         "ChangeKind": "dledger.members",
-        "ClientSecurity": "dledger.client.security",
+        "ClientSecurity": "dledger.client.shared",
         "ClusterMember": "dledger.members",
         "ConfigError": "dledger.errors",
         "Configuration": "dledger.members",
@@ -150,7 +149,7 @@ __getattr__ = late_names(
         "StaleConfigurationError": "dledger.errors",
         "TermChangedError": "dledger.errors",
         "TlsError": "dledger.errors",
-        "TlsFiles": "dledger.client.security",
+        "TlsFiles": "dledger.client.shared",
         "TooManyMembersError": "dledger.errors",
         "TooManyProducersError": "dledger.errors",
         "TransferFailedError": "dledger.errors",

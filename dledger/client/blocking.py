@@ -20,14 +20,14 @@ from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, Pendin
 from dledger.members import Configuration, MemberChange
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
+from dledger.sending.aio import SentItem, wait_for
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
-from dledger.sending.futures import SentItem, wait_for
 from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, NodeId, QueryAnswer, SnapshotState
 from dledger.values import MIB
 
 if TYPE_CHECKING:
-    from dledger.client.aio.append_stream import AppendBatch
-    from dledger.client.security import ClientSecurity
+    from dledger.client.aio.appending import AppendBatch
+    from dledger.client.shared import ClientSecurity
     from dledger.rpc.clients.bulk_codec import LocatedEntries
 
 _T = TypeVar("_T")

@@ -6,16 +6,26 @@ addresses that the search names and feeds it the answers as they arrive.
 A server that claims to lead is believed at once, unless it has just failed as the leader, or is doubted because it is
 silent or may have been replaced. Then it is believed only if a majority follows it in its term, or no answer reports a
 newer term.
+
+Addresses of nodes are given to the client, or advertised by the nodes. A node's advertised address is right inside its
+own network and may be useless elsewhere: a container advertises ``n1:10921``, which only other containers can resolve,
+while the client reached it at a published port. So the address at which a node has answered comes first. A node that
+has not answered is looked for at its advertised address only once every given address has been tried, because it may be
+behind one of them.
+
+``LeaderFinder`` asks all servers for their status.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Final, Generic, TypeVar
 
-from dledger.client.addresses import AddressBook
+from dledger.client.shared import TimeLimit
 from dledger.errors import (
     AccessDeniedError,
     ConfigError,
@@ -37,6 +47,78 @@ from dledger.records import record
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
 from dledger.values import parse_address, split
+
+KNOWN_MAX: Final = 64
+"""The limit of remembered nodes of each kind, the most recent ones: addresses may change with every restart, for
+years, and a server may report anything.
+"""
+_T = TypeVar("_T")
+
+
+class AddressBook:
+    """The known addresses of nodes. Not thread-safe: its owner's lock guards it."""
+
+    def __init__(self, given: tuple[str, ...]) -> None:
+        self._given = given
+        self._untried = set(given)
+        self._met: dict[str, str] = {}  # where each node answered last
+        self._shared: dict[str, None] = {}  # where several nodes answer: a load balancer
+        self._said: dict[str, str] = {}  # each node's advertised address
+        self._hinted: dict[str, None] = {}  # advertised addresses without a node name; an ordered set
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every address worth asking: the given ones, and once those were tried, the advertised ones of other nodes."""
+        met = {node: at for node, at in self._met.items() if at not in self._shared}
+        known = (*self._given, *met.values())
+        if not self._untried:
+            nodes_said = set(self._said.values())
+            known += tuple(address for node, address in self._said.items() if node not in met)
+            known += tuple(address for address in self._hinted if address not in nodes_said)
+        return tuple(dict.fromkeys(known))
+
+    def record_answer(self, address: str, node: str) -> None:
+        """``node`` answered at ``address``."""
+        self._untried.discard(address)
+        if any(at == address and other != node for other, at in self._met.items()):
+            _put_last(self._shared, address, None)
+        _put_last(self._met, node, address)
+
+    def record_tried(self, address: str) -> None:
+        """``address`` was tried, whatever the outcome."""
+        self._untried.discard(address)
+
+    def record_advertised(self, node: str, address: str) -> None:
+        """``node`` is advertised at ``address``."""
+        _put_last(self._said, node, address)
+
+    def find(self, node: str, said: str = "") -> str | None:
+        """The address of a node advertised at ``said``; None if it may be behind a given one not yet tried."""
+        at = self._met.get(node)
+        if at is not None and at not in self._shared:
+            return at
+        said = said or self._said.get(node, "")
+        if at is None and self._untried and said not in self._given:
+            return None
+        return said or at
+
+    def find_advertised(self, said: str) -> str | None:
+        """``find`` for a node known only by its advertised address."""
+        for node, address in self._said.items():
+            if address == said:
+                return self.find(node, said)
+        if self._untried and said not in self._given:
+            return None
+        _put_last(self._hinted, said, None)
+        return said
+
+
+def _put_last(known: dict[str, _T], key: str, value: _T) -> None:
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > KNOWN_MAX:
+        del known[next(iter(known))]
+
 
 DISCOVERY_TIMEOUT_S: Final = 1.0
 """How long one round of searching for the leader may take."""
@@ -307,3 +389,79 @@ def _agreed_leader(reports: Mapping[str, ServerReport]) -> str | None:
         if len((followers | {one.node}) & voters) > len(voters) / 2:
             return address
     return None
+
+
+_StatusT = TypeVar("_StatusT")
+
+
+class LeaderFinder(Generic[_StatusT]):
+    """Searches for the leader, one search at a time, whose result all waiting callers share."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        ask_all: Callable[[Collection[str], TimeLimit], AsyncGenerator[tuple[str, _StatusT | DLedgerError], None]],
+        report_of: Callable[[_StatusT], ServerReport],
+    ) -> None:
+        self._directory = directory
+        self._ask_all = ask_all
+        self._report_of = report_of
+        self._seeking: asyncio.Task[tuple[str | None, Search]] | None = None
+        self._failure: DLedgerError | None = None
+        """Why the last search found nobody, for those who have no time for another one."""
+
+    def close(self) -> None:
+        """Cancel a search in progress."""
+        if self._seeking is not None:
+            self._seeking.cancel()
+
+    async def leader(self, deadline: TimeLimit) -> str:
+        """The leader's address, known or searched for. Raises ``DLedgerError``, at the latest at the deadline."""
+        found = self._directory.leader
+        if found is None:
+            found, search = await self._sought(deadline)
+            if found is None:
+                self._failure = search.failure("no leader at present")
+                raise self._failure
+        self._failure = None
+        return found
+
+    async def look(self) -> str | None:
+        """Look whether another node leads, because the present leader is silent; None if nobody is known to lead."""
+        search = Search(self._directory, doubting=True)
+        with suppress(DLedgerError):  # no server answers, or the client is closed
+            if not await self._ask(search, TimeLimit(LOOK_TIMEOUT_S)):
+                search.conclude()
+        return self._directory.leader
+
+    async def _sought(self, deadline: TimeLimit) -> tuple[str | None, Search]:
+        if self._seeking is None or self._seeking.done():
+            self._seeking = asyncio.create_task(self._seek())
+            # All waiting callers may have given up: then nobody reads the exception, and the loop would log it.
+            self._seeking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        seeking = self._seeking  # shared by all waiting callers, such as thousands of appends
+        await asyncio.wait((seeking,), timeout=deadline.remaining_s)
+        if not seeking.done() or seeking.cancelled():
+            nobody = f"no {self._directory.leader_is} found"
+            why = "" if self._failure is None else f": {str(self._failure).removeprefix(f'{nobody}: ')}"
+            raise UnavailableError(f"{nobody} within {deadline.timeout_s:.3g} s{why}")
+        try:
+            return seeking.result()
+        except DLedgerError as error:
+            self._failure = error
+            raise
+
+    async def _seek(self) -> tuple[str | None, Search]:
+        search = Search(self._directory)
+        settled = await self._ask(search, TimeLimit(DISCOVERY_TIMEOUT_S))
+        return self._directory.leader if settled else search.conclude(), search
+
+    async def _ask(self, search: Search, deadline: TimeLimit) -> bool:
+        while addresses := search.whom_to_ask():
+            async with aclosing(self._ask_all(addresses, deadline)) as answers:
+                async for address, answer in answers:
+                    if search.take(address, answer if isinstance(answer, DLedgerError) else self._report_of(answer)):
+                        return True
+                    if search.only_the_doubted_is_silent:
+                        break
+        return False

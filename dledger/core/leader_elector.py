@@ -12,24 +12,25 @@ from dataclasses import replace
 from typing import assert_never
 
 from dledger.config import ServerConfig
-from dledger.core import histories, suspicion
+from dledger.core import failure_detection, log_matching
+from dledger.core.failure_detection import ProgressWatch
 from dledger.core.leadership_transfer import LeadershipTransfer, TransferDone
 from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Candidate, Follower, Leader, MemberState
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
+    RoleReason,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
     VoteResult,
+    Wake,
 )
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.core.noops import Noops
-from dledger.core.outbox import RoleReason, Wake
 from dledger.core.producers import ProducerTable, rebuild
-from dledger.core.progress import ProgressWatch
-from dledger.core.read_index import ReadIndexQueue
+from dledger.core.quorum_ack import ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory, victory, what_keeps_from_electing
 from dledger.errors import CorruptLogError, DiskFullError
 from dledger.types import NO_INDEX, EntryId, NodeId, Standing, Term
@@ -195,10 +196,10 @@ class LeaderElector:
         role = state.role
         if isinstance(role, Candidate) and role.pre_vote and not role.repeats_left:  # all have had time to answer
             self.vote_problem = self._what_keeps_from_electing(role)
-        repeats = suspicion.repeats_left(role)
+        repeats = failure_detection.repeats_left(role)
         reason = RoleReason.LEADER_GONE if repeats else RoleReason.ELECTION_TIMEOUT
         state.become_candidate(now_ms, pre_vote=True, reason=reason)
-        suspicion.hurry(state, repeats, now_ms)
+        failure_detection.hurry(state, repeats, now_ms)
         self._ask_for_votes(Term(state.term + 1), pre_vote=True)
 
     def _what_keeps_from_electing(self, candidate: Candidate) -> str:
@@ -211,17 +212,17 @@ class LeaderElector:
     def _campaign(self, now_ms: int, reason: RoleReason) -> None:
         state = self._state
         self.elections += 1
-        repeats = suspicion.repeats_left(state.role)
+        repeats = failure_detection.repeats_left(state.role)
         state.become_candidate(now_ms, pre_vote=False, reason=reason)
-        suspicion.hurry(state, repeats, now_ms)
+        failure_detection.hurry(state, repeats, now_ms)
         self._ask_for_votes(state.term, transfer=reason is RoleReason.LEADERSHIP_OFFERED)
         self._lead_if_elected(now_ms)
 
     def _ask_for_votes(self, term: Term, *, pre_vote: bool = False, transfer: bool = False) -> None:
         state = self._state
-        committed = histories.stated(state)
+        committed = log_matching.stated(state)
         for peer in state.membership.contact_ids:
-            remembered = histories.least_of(state, peer)
+            remembered = log_matching.least_of(state, peer)
             countersign = state.countersign if pre_vote else 0
             request = VoteRequest(term, state.log.last, pre_vote, transfer, remembered, committed, countersign)
             state.outbox.messages.append((peer, request))
@@ -292,8 +293,8 @@ class LeaderElector:
     def on_vote_request(self, sender: NodeId, request: VoteRequest, now_ms: int) -> VoteResponse:
         """Decide on a vote; the driver answers only after the hard state is durable."""
         state = self._state
-        agree = histories.agree(state, request.committed)
-        histories.note(state, sender, agree)
+        agree = log_matching.agree(state, request.committed)
+        log_matching.note(state, sender, agree)
         self._note_countersign(sender, request, now_ms)
         if request.pre_vote:
             result = self._judge_pre_vote(request, now_ms)
@@ -315,8 +316,8 @@ class LeaderElector:
             standing=self._standing_towards(request),
             boot_id=state.boot_id,
             used=state.is_used,
-            remembered=histories.memory_of(state, sender),
-            committed=histories.stated(state),
+            remembered=log_matching.memory_of(state, sender),
+            committed=log_matching.stated(state),
             other_history=agree is False,
             uid=state.uid,
             removed_at=state.removal_of(sender),
@@ -382,7 +383,7 @@ class LeaderElector:
         """Count an answer; a quorum of them turns a pre-vote into a campaign and a campaign into leadership."""
         state = self._state
         state.learn_removed(response.removed_at)
-        histories.on_answer(state, sender, response, now_ms)
+        log_matching.on_answer(state, sender, response, now_ms)
         if sender not in state.contradicted_by:
             state.heed(response.remembered, sender, now_ms)
         role = state.role
@@ -401,11 +402,11 @@ class LeaderElector:
             state.become_follower(expected, None, now_ms)
             return
         if not state.membership.is_committed:  # if it is elsewhere, the voters before it are not needed (M6)
-            state.learn_committed(histories.last_held(state, response.committed))
-        if not response.granted or not histories.covers(state, response.committed):
+            state.learn_committed(log_matching.last_held(state, response.committed))
+        if not response.granted or not log_matching.covers(state, response.committed):
             role.ballots.pop(sender, None)
             if sender in state.membership.voters:
-                suspicion.on_refusal(state, role, sender, now_ms)
+                failure_detection.on_refusal(state, role, sender, now_ms)
             self._lead_if_elected(now_ms)  # by others, if this one is not needed
             return
         forgot = state.membership.is_forgetful(sender, response.uid)  # M11

@@ -12,9 +12,8 @@ from functools import partial
 from typing import Final
 
 from dledger.core.member_state import Leader, MemberState
-from dledger.core.messages import TakeLeadership
-from dledger.core.outbox import Wake, hint
-from dledger.core.read_index import ReadIndexQueue
+from dledger.core.messages import TakeLeadership, Wake, hint
+from dledger.core.quorum_ack import ReadIndexQueue
 from dledger.errors import (
     ChangeInProgressError,
     DLedgerError,

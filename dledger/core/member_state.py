@@ -2,7 +2,7 @@
 
 Data that belongs to a role lives in the role's own record, so that nothing of an earlier role can survive in a later
 one. Terms only grow; the term and the vote in it form ``HardState``, which the driver makes durable before any message
-is sent (see ``dledger.core.outbox``).
+is sent (see ``dledger.core.messages``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Final, assert_never
 
 from dledger.config import FlushMode, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
-from dledger.core.messages import Readmission
-from dledger.core.outbox import Outbox, RoleChange, RoleReason, Wake
+from dledger.core.messages import Outbox, Readmission, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, MachineState, Random
 from dledger.core.producers import ProducerTable
 from dledger.core.standing import Ballot
@@ -36,7 +35,7 @@ class Follower:
     timeout_ms: int = field(default=0, compare=False)
     """How long it waits for this leader. Drawn once: a new draw per heartbeat could end before the elector wakes up."""
     suspects: bool = False
-    """Its leader's process seems to be gone; see ``dledger.core.suspicion``."""
+    """Its leader's process seems to be gone; see ``dledger.core.failure_detection``."""
     answer_due_ms: int = field(default=0, compare=False)
     """Until then the leader's answer that it does not lead makes it suspect."""
 
@@ -50,7 +49,7 @@ class Candidate:
     ballots: dict[NodeId, Ballot] = field(default_factory=dict)
     """The granted votes, including its own."""
     repeats_left: int = 0
-    """How many rounds may follow soon, because the leader's process is gone; see ``dledger.core.suspicion``."""
+    """How many rounds may follow soon, because the leader's process is gone; see ``dledger.core.failure_detection``."""
     refused: set[NodeId] = field(default_factory=set)
     """Members that refused their vote."""
 
@@ -162,12 +161,12 @@ class MemberState:
         self.flush_mode = config.store.flush_mode
         self.boot_id = run.boot_id
         self.countersign = run.countersign
-        """Known only to members that this one has asked at their own addresses; see ``entry_pusher.leader_check``."""
+        """Known only to members that this one has asked at their own addresses; see ``log_matching``."""
         self.outbox = Outbox()
         self.remembered: dict[NodeId, EntryId] = {}
         """The last entry that each member is known to have held durably."""
         self.agrees: dict[NodeId, bool] = {}
-        """Whether a peer's history equals this member's, where compared; see ``dledger.core.histories``."""
+        """Whether a peer's history equals this member's, where compared; see ``dledger.core.log_matching``."""
         self.contradicted_by: set[NodeId] = set()
         """Peers that answered that they have committed different entries."""
         self.whole = True

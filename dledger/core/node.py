@@ -1,6 +1,6 @@
 """One complete member: assembles the parts and routes messages to them.
 
-The caller holds the node's lock around every call, then takes the outbox and acts on it (``dledger.core.outbox``).
+The caller holds the node's lock around every call, then takes the outbox and acts on it (``dledger.core.messages``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from dledger.config import ServerConfig
-from dledger.core import suspicion
-from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker, SequenceDone
+from dledger.core import failure_detection
+from dledger.core.dispatcher import EntryDispatcher
+from dledger.core.handler import EntryHandler
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Leader, MemberRun, MemberState
@@ -32,12 +33,12 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
     VoteResult,
+    Wake,
 )
+from dledger.core.noop_payload import check_name
 from dledger.core.noops import Noops, Wrap
-from dledger.core.outbox import Wake
 from dledger.core.ports import Log, MachineState, Random
-from dledger.core.producer_payload import check_name
-from dledger.core.read_index import ReadIndexQueue
+from dledger.core.quorum_ack import QuorumAckChecker, ReadIndexQueue, SequenceDone
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Term
 
@@ -162,7 +163,7 @@ class Node:
                 assert_never(request)
 
     def _tell_who_leads(self, answer: VoteResponse) -> VoteResponse:
-        """Say whether this member leads: followers ask before they accept pushes (``entry_pusher.leader_check``)."""
+        """Say whether this member leads: followers ask before they accept pushes (``log_matching.LeaderCheck``)."""
         leads = isinstance(self.state.role, Leader)
         return replace(answer, leads=leads, begin=self.state.log.begin if leads else None)
 
@@ -178,7 +179,7 @@ class Node:
             case VoteResponse():
                 self.handler.on_vote_response(sender, message)
                 self.elector.on_vote_response(sender, message, now_ms)
-                suspicion.on_answer(self.state, sender, message, now_ms)
+                failure_detection.on_answer(self.state, sender, message, now_ms)
             case HeartbeatResponse():
                 self.elector.on_heartbeat_response(sender, message, now_ms)
             case TakeLeadership():
@@ -210,8 +211,8 @@ class Node:
         if gone:
             while self.handler.step(now_ms) is not None:  # what the leader had sent before is no sign of life
                 pass
-            suspicion.suspect(self.state, leader, term, now_ms)
-        elif suspicion.doubt(self.state, leader, term, now_ms):
+            failure_detection.suspect(self.state, leader, term, now_ms)
+        elif failure_detection.doubt(self.state, leader, term, now_ms):
             self.handler.leader_check.ask(leader)
 
     def flushed(self) -> None:

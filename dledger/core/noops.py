@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.config import ServerConfig
-from dledger.core.membership_payload import decode_configuration, describe_configuration
-from dledger.core.noop_payload import UnreadablePayloadError, decode_time
+from dledger.core.membership import decode_configuration, describe_configuration
+from dledger.core.noop_payload import UnreadablePayloadError, decode_payload, decode_time, describe_producers
 from dledger.core.ports import Log
-from dledger.core.producer_payload import decode_payload, describe_producers
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 

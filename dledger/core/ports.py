@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dledger.core.producer_payload import ProducerSnapshot
+from dledger.core.noop_payload import ProducerSnapshot
 from dledger.errors import DLedgerError
 from dledger.members import Configuration
 from dledger.records import record

@@ -35,10 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.config import ReplicationConfig, ServerConfig
-from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.core.ports import Log, ProducersAt
-from dledger.core.producer_names import account_of, is_made_up, stream_batch
-from dledger.core.producer_payload import (
+from dledger.core.noop_payload import (
     EMPTY_SNAPSHOT_BYTES,
     PRODUCER_BYTES,
     RUN_BYTES,
@@ -48,10 +45,15 @@ from dledger.core.producer_payload import (
     ProducerSnapshot,
     Registration,
     RunRecord,
+    UnreadablePayloadError,
+    account_of,
     check_name,
     decode_payload,
     encode_snapshot,
+    is_made_up,
+    stream_batch,
 )
+from dledger.core.ports import Log, ProducersAt
 from dledger.errors import (
     DLedgerError,
     InvalidRequestError,

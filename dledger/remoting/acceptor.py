@@ -2,27 +2,106 @@
 
 A frame begins with its length, which is below 16 MiB, so its first byte is zero; TLS begins with a handshake record.
 The first byte is only peeked at: a connection is handed to its protocol unread.
+
+Clients of other protocols are told in their own words that it is the wrong port for them. gRPC's clients try again at
+once, and say nothing, if a connection merely ends; so their first call is answered (HTTP/2, RFC 9113; its headers, RFC
+7541).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
-from dledger.remoting import strangers
-from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode, FrameError
 from dledger.remoting.frame import LENGTH_BYTES, PREFIX_BYTES, decode, encode
-from dledger.remoting.strangers import GrpcRefusal
 from dledger.rpc import tls
-from dledger.rpc.acceptor import FIRST_BYTES_MAX, TLS_HANDSHAKE, Acceptor, Arrival, peek
+from dledger.rpc.listening import FIRST_BYTES_MAX, TLS_HANDSHAKE, Acceptor, Arrival, peek
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of HTTP/2."""
+HEAD_BYTES: Final = 16
+"""How many first bytes decide."""
+_HTTP1: Final = re.compile(rb"[A-Z]{3,7} (/|http|\*)")
+_HEADERS: Final = 1
+_SETTINGS: Final = 4
+_GOAWAY: Final = 7
+_END_STREAM_AND_HEADERS: Final = 5
+_FRAME_HEADER_BYTES: Final = 9
+_FRAME_BYTES_MAX: Final = 16 * 1024
+_STATUS_200: Final = b"\x88"
+_VALUE_BYTES_MAX: Final = 126
+_UNIMPLEMENTED: Final = "12"
+
+
+def is_http2(head: bytes) -> bool:
+    """Whether these first bytes are HTTP/2's, as gRPC's are."""
+    return head.startswith(PREFACE[:HEAD_BYTES])
+
+
+def answer_to(head: bytes, reason: str) -> bytes:
+    """The answer of HTTP/1.1 that shows ``reason``; empty for first bytes that are not of that protocol."""
+    if not _HTTP1.match(head):
+        return b""
+    body = f"{reason}\n".encode()
+    first = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    return f"{first}Connection: close\r\n\r\n".encode() + body
+
+
+class GrpcRefusal:
+    """Refuses the first call on a connection of gRPC, whose client shows ``reason`` as its error."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self._received = bytearray()
+        self._answer = _frame(_SETTINGS, 0, 0, b"")
+        self._preface_left = len(PREFACE)
+        self.is_done = False
+        """Whether there is nothing more to answer, and the connection can be ended."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take received bytes; returns those to send."""
+        self._received += data
+        answer, self._answer = self._answer, b""
+        if self._preface_left and len(self._received) >= self._preface_left:
+            del self._received[: self._preface_left]
+            self._preface_left = 0
+        while not self._preface_left and not self.is_done and len(self._received) >= _FRAME_HEADER_BYTES:
+            length, kind = int.from_bytes(self._received[:3], "big"), self._received[3]
+            stream = bytes(self._received[5:_FRAME_HEADER_BYTES])
+            if length > _FRAME_BYTES_MAX:
+                self.is_done = True
+            elif kind == _HEADERS:
+                answer += self._refusal(int.from_bytes(stream, "big"))
+                self.is_done = True
+            elif len(self._received) < _FRAME_HEADER_BYTES + length:
+                break
+            del self._received[: _FRAME_HEADER_BYTES + length]
+        return answer
+
+    def _refusal(self, stream: int) -> bytes:
+        fields = {"content-type": "application/grpc", "grpc-status": _UNIMPLEMENTED, "grpc-message": self._reason}
+        block = _STATUS_200 + b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
+        goaway = _frame(_GOAWAY, 0, 0, stream.to_bytes(4, "big") + bytes(4))
+        return _frame(_HEADERS, _END_STREAM_AND_HEADERS, stream, block) + goaway
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()[:_VALUE_BYTES_MAX]
+    return bytes((len(data),)) + data
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -137,10 +216,10 @@ class RemotingAcceptor:
         """Tell a client of HTTP or gRPC, and the log, that it came to the wrong port."""
         loop = asyncio.get_running_loop()
         head = b""
-        while len(head) < strangers.HEAD_BYTES and (part := await loop.sock_recv(arrival.link, FIRST_BYTES_MAX)):
+        while len(head) < HEAD_BYTES and (part := await loop.sock_recv(arrival.link, FIRST_BYTES_MAX)):
             head += part
         unread = FIRST_BYTES_MAX
-        if strangers.is_http2(head):
+        if is_http2(head):
             refusal = self._refusal_of_grpc()
             await loop.sock_sendall(arrival.link, refusal.feed(head))
             while unread > 0 and not refusal.is_done and (part := await loop.sock_recv(arrival.link, unread)):
@@ -148,7 +227,7 @@ class RemotingAcceptor:
                 await loop.sock_sendall(arrival.link, refusal.feed(part))
         else:
             self._refuse("it begins with neither a frame nor TLS")
-            answer = strangers.answer_to(head, "this is the port of RocketMQ's remoting")
+            answer = answer_to(head, "this is the port of RocketMQ's remoting")
             if not answer:
                 return
             await loop.sock_sendall(arrival.link, answer)

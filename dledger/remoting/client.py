@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from dledger.remoting.codes import FrameError
 from dledger.remoting.connection import ByteRoom, DisconnectedError, Owner, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FRAME_BYTES_MAX, Frame
 from dledger.rpc import loops
 from dledger.values import parse_address

@@ -1,4 +1,7 @@
-"""The numbers that any frame may contain: versions, languages, RocketMQ 4.9's response codes, and our announcement."""
+"""The numbers that any frame may contain: versions, languages, RocketMQ 4.9's response codes, and our announcement.
+
+The errors are of data received over a remoting connection, one class per distinct reaction.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +90,15 @@ class Language(IntEnum):
 
 LANGUAGES: Final = {one.name: one for one in Language}
 """By name; unknown names are read as ``OTHER``."""
+
+
+class FrameError(Exception):
+    """Raised for invalid frames: nothing after them can be trusted, so the connection is closed."""
+
+
+class RequestError(Exception):
+    """Raised when a request cannot be carried out: the response has ``code``, and the message as its remark."""
+
+    def __init__(self, message: str, code: AnswerCode = AnswerCode.SYSTEM_ERROR) -> None:
+        super().__init__(message)
+        self.code = code

@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from dledger.access.addresses import counted_host, plain_host
+from dledger.access.quota import HostQuota
 from dledger.log_output import BoundedLog
 from dledger.records import record
-from dledger.remoting.codes import PROTOCOL_FIELD, AnswerCode
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import PROTOCOL_FIELD, AnswerCode, FrameError
 from dledger.remoting.frame import (
     ANSWER_HEADER_BYTES_MAX,
     FLAG_ONEWAY,
@@ -31,7 +31,6 @@ from dledger.remoting.frame import (
     encode,
     frame_length,
 )
-from dledger.remoting.host_quota import HostQuota
 
 _LOG = logging.getLogger(__name__)
 

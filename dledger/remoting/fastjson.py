@@ -15,7 +15,7 @@ from json import decoder
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, cast
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 
 VALUES_MAX: Final = 500_000
 """Limit for the values in one text: a registration of 60,000 topics. Parsing takes up to 64 bytes and two microseconds

@@ -1,18 +1,28 @@
 """The event loop of servers, and of clients that have none: uvloop's.
 
 It runs the same code as asyncio's own loop in less processor time; differences are in docs/decisions.md.
+
+``LoopBridge`` connects other threads to a loop: one wake-up per burst, however many callbacks it has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 import ssl
+import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Generic, TypeVar, cast
+from functools import partial
+from typing import Final, Generic, TypeVar, cast
 
 import uvloop
+
+from dledger.errors import InvariantError
+from dledger.rpc.ports import CommitEvent, LogNode, NodeEvent, RoleEvent
+from dledger.types import NO_INDEX, LogIndex
 
 _T = TypeVar("_T")
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
@@ -96,3 +106,217 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+_LOG = logging.getLogger(__name__)
+
+Report = Callable[[BaseException], None]
+"""Receives failures that must not pass unnoticed, such as the end of a task or thread that others rely on."""
+
+
+def log_failure(error: BaseException) -> None:
+    """A ``Report`` that only logs."""
+    _LOG.critical("background task failed: %s", error, exc_info=error)
+
+
+def supervise(task: asyncio.Task[None], report: Report) -> None:
+    """Report the exception that ends a task meant to run until cancelled."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(error)
+
+    task.add_done_callback(ended)
+
+
+ROLE_EVENTS_MAX: Final = 256
+"""The limit of unsent role changes per watcher; older ones are dropped."""
+
+
+class LoopBridge:
+    """Runs callbacks on the loop, in order. ``post`` is thread-safe and cheap; create it on the loop's own thread.
+
+    The loop's exception handler gets what a callback raises, on whichever thread it was posted: an answer that cannot
+    be sent must not fail the work that it is the answer of.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` on the loop soon; at once when called there (which keeps a synchronous refusal in order)."""
+        if threading.get_ident() == self._thread_id and not self._posted:
+            self._call(callback)
+            return
+        self._posted.append(callback)
+        # Two threads may both see False: one wake-up too many. None can be lost: the drain clears the flag first, so a
+        # thread that saw True put its callback where that drain still finds it.
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed, so nothing waits any more
+                self._posted.clear()
+
+    def run(self, work: Coroutine[object, object, _T]) -> _T:
+        """Run ``work`` on the loop and wait for its result; only from other threads, while the loop runs."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        while self._posted:
+            self._call(self._posted.popleft())
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  # handed to the loop's handler, as from any of its callbacks
+            self._loop.call_exception_handler({"message": "a callback failed", "exception": error})
+
+
+class LoopThread:
+    """An event loop in its own thread, for callers without one."""
+
+    def __init__(self, name: str, report: Report = log_failure) -> None:
+        self._report = report
+        self._started = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._bridge: LoopBridge | None = None
+        self._thread = threading.Thread(target=self._main, name=name)
+
+    def start(self) -> LoopBridge:
+        """Start the loop and return its bridge."""
+        self._thread.start()
+        self._started.wait()
+        if self._bridge is None:
+            raise InvariantError("the event loop did not start")
+        return self._bridge
+
+    @property
+    def bridge(self) -> LoopBridge | None:
+        """The bridge, once it has started."""
+        return self._bridge
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has started and not ended."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Stop the loop and join its thread. Idempotent."""
+        if self._bridge is not None and self._stop is not None and self._thread.is_alive():
+            self._bridge.post(self._stop.set)
+            self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            run(self._run())
+        except BaseException as error:
+            self._report(error)
+            raise
+        finally:
+            self._started.set()
+
+    async def _run(self) -> None:
+        self._bridge, self._stop = LoopBridge(), asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
+
+
+class LoopCallback(Generic[_T]):
+    """A thread-safe ``done`` callback and the future that it resolves."""
+
+    def __init__(self, bridge: LoopBridge, settled: Callable[[], None] | None = None) -> None:
+        self.future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._bridge = bridge
+        self._settled = settled  # called on the loop first, even if the future is no longer awaited
+
+    def done(self, value: _T) -> None:
+        """Resolve the future; on any thread."""
+        self._bridge.post(partial(self._resolve, value))
+
+    def _resolve(self, value: _T) -> None:
+        if self._settled is not None:
+            self._settled()
+        if not self.future.done():  # the client may have gone
+            self.future.set_result(value)
+
+
+class EventHub:
+    """One subscription to the node, shared by all follow and watch streams. Lives on the loop."""
+
+    def __init__(self, node: LogNode, bridge: LoopBridge) -> None:
+        self.committed_index: LogIndex = NO_INDEX
+        self._bridge = bridge
+        self._commit_lock = threading.Lock()  # held while committed_index is raised
+        self._followers: set[asyncio.Event] = set()
+        self._watchers: set[RoleWatch] = set()
+        self._unsubscribe = node.subscribe(self._on_event)
+        self._raise_committed(node.status().committed_index)
+
+    def close(self) -> None:
+        """Stop listening to the node."""
+        self._unsubscribe()
+
+    def follow(self) -> asyncio.Event:
+        """An event that is set whenever ``committed_index`` has grown; pass it to ``unfollow`` when done."""
+        follower = asyncio.Event()
+        self._followers.add(follower)
+        return follower
+
+    def unfollow(self, follower: asyncio.Event) -> None:
+        """End a ``follow``."""
+        self._followers.discard(follower)
+
+    def watch(self) -> RoleWatch:
+        """The role changes from now on; pass it to ``unwatch`` when done."""
+        watcher = RoleWatch()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: RoleWatch) -> None:
+        """End a ``watch``."""
+        self._watchers.discard(watcher)
+
+    def _on_event(self, event: NodeEvent) -> None:  # on any thread
+        match event:
+            case CommitEvent(committed_index):
+                self._raise_committed(committed_index)
+                if self._followers:
+                    self._bridge.post(self._wake_followers)
+            case RoleEvent():
+                self._bridge.post(lambda: self._tell_watchers(event))
+
+    def _raise_committed(self, index: LogIndex) -> None:
+        """Take a commit index from any thread; indexes may arrive out of order."""
+        with self._commit_lock:
+            self.committed_index = max(self.committed_index, index)
+
+    def _wake_followers(self) -> None:
+        for follower in tuple(self._followers):
+            follower.set()
+
+    def _tell_watchers(self, event: RoleEvent) -> None:
+        for watcher in tuple(self._watchers):
+            watcher.put(event)
+
+
+class RoleWatch:
+    """A bounded queue of role events: a slow watcher misses intermediate ones, never the last."""
+
+    def __init__(self) -> None:
+        self._events: deque[RoleEvent] = deque(maxlen=ROLE_EVENTS_MAX)
+        self._ready = asyncio.Event()
+
+    def put(self, event: RoleEvent) -> None:
+        self._events.append(event)
+        self._ready.set()
+
+    async def get(self) -> RoleEvent:
+        while not self._events:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft()

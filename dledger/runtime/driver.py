@@ -23,11 +23,22 @@ from typing import Final, Generic, NoReturn, TypeVar
 
 from dledger.clock import Clock
 from dledger.config import ServerConfig
-from dledger.core.entry_pusher import EntryDispatcher
+from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.membership import Membership
-from dledger.core.messages import LoadRun, Message, PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate
+from dledger.core.messages import (
+    LoadRun,
+    Message,
+    Outbox,
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushTruncate,
+    RoleChange,
+    SnapshotFetch,
+    Wake,
+)
 from dledger.core.node import Node
-from dledger.core.outbox import Outbox, RoleChange, SnapshotFetch, Wake
 from dledger.core.ports import Log
 from dledger.errors import (
     CorruptLogError,
@@ -39,10 +50,7 @@ from dledger.errors import (
     ShutdownError,
     UnknownMemberError,
 )
-from dledger.runtime.flusher import Flusher
-from dledger.runtime.supervisor import NodeFailedError, Supervisor
-from dledger.runtime.tasks import Task, TaskThread
-from dledger.runtime.worker import JOIN_TIMEOUT_S, Worker
+from dledger.runtime.threads import JOIN_TIMEOUT_S, Flusher, NodeFailedError, Supervisor, Task, TaskThread, Worker
 from dledger.types import HardState, LogIndex, NodeId
 
 Result = TypeVar("Result")

@@ -39,8 +39,16 @@ from dledger.errors import (
 )
 from dledger.limits import Bytes, Positive, Range, Unit, out_of_range
 from dledger.records import record
-from dledger.sending.batch import ITEM_OVERHEAD_BYTES, Answer, ItemT, OutgoingBatch, ResultT, WindowRules
-from dledger.sending.numbering import ProducerNumbering, is_misplaced
+from dledger.sending.batch import (
+    ITEM_OVERHEAD_BYTES,
+    Answer,
+    ItemT,
+    OutgoingBatch,
+    ProducerNumbering,
+    ResultT,
+    WindowRules,
+    is_misplaced,
+)
 
 LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer than this is overdue."""

@@ -1,8 +1,8 @@
 """Fetches a snapshot from another member, when this one's log cannot give the state machine what it lacks (S8 to S10).
 
-In this order: the files become durable, they are checked, the directory counts, the state machine loads it, the
-log is reset to its last entry, and the leader compares again. So a crash leaves the old log and a newer snapshot, to
-which the next start resets the log, or both new.
+In this order: the files become durable, they are checked, the directory counts, the state machine loads it, the log is
+reset to its last entry, and the leader compares again. So a crash leaves the old log and a newer snapshot, to which the
+next start resets the log, or both new.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.core.outbox import SnapshotFetch
+from dledger.core.messages import SnapshotFetch
 from dledger.errors import (
     CorruptLogError,
     DamagedSnapshotError,
@@ -27,9 +27,8 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.rpc.peers.codec import SnapshotRequest
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient, SnapshotTransfer
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.rpc.peers.exchanges import PeerSnapshotClient, SnapshotTransfer
+from dledger.runtime.threads import Supervisor, Worker
 from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotMeta, SnapshotStore, decode_meta
 from dledger.store.file_store import FileStore
 from dledger.types import NO_INDEX, LogIndex, NodeId

@@ -2,14 +2,17 @@
 
 Only a node with a machine has one. It is made after the log is opened and before the core, since a snapshot may reset
 the log; what it tells the core is ``core.ports.MachineState``.
+
+``SnapshotOffers`` gives snapshots to other members, whose logs cannot be continued any more (S8).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from traceback import format_exception
 from typing import Final
@@ -27,21 +30,74 @@ from dledger.errors import (
     PendingFullError,
     RequestTimeoutError,
     ShutdownError,
+    SnapshotBusyError,
     StateMachineError,
 )
 from dledger.log_output import BoundedLog
 from dledger.members import Configuration
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import JOIN_TIMEOUT_S
-from dledger.statemachine.applier import Applier
-from dledger.statemachine.commands import CommandBatch, CommandDone
-from dledger.statemachine.creation import SnapshotCreation, SnapshotJob
-from dledger.statemachine.duplicates import RESULTS_KEPT
-from dledger.statemachine.offering import SnapshotOffers
+from dledger.runtime.threads import JOIN_TIMEOUT_S, Supervisor
+from dledger.statemachine.applier import Applier, SnapshotCreation, SnapshotJob
+from dledger.statemachine.commands import RESULTS_KEPT, CommandBatch, CommandDone
 from dledger.statemachine.ports import StateMachine
-from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore
+from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore, encode_meta
 from dledger.store.file_store import FileStore
 from dledger.types import NO_INDEX, AppendedBatch, Body, Boundary, LogIndex, ProducerBatch, QueryAnswer
+
+
+class SnapshotOffers:
+    """A ``PeerSnapshots``. ``fenced``: why nothing may be given; ``write``: asks for a newer snapshot."""
+
+    def __init__(
+        self,
+        snapshots: SnapshotStore,
+        fenced: Callable[[], DLedgerError | None],
+        write: Callable[[], None],
+    ) -> None:
+        self._snapshots = snapshots
+        self._fenced = fenced
+        self._write = write
+
+    @contextmanager
+    def offered(self, at_least: LogIndex, index: LogIndex) -> Iterator[SnapshotOffer]:
+        """See ``PeerSnapshots``."""
+        if (refusal := self._fenced()) is not None:
+            raise refusal
+        known = any(one.index == index for one in self._snapshots.snapshots)
+        with self._snapshots.pinned(index if known and index >= at_least else None) as meta:
+            if meta.index < at_least:
+                self._write()
+                raise SnapshotBusyError(f"the newest snapshot here is of entry {meta.index}: retry later")
+            yield SnapshotOffer(self._snapshots, meta)
+
+    def doubt(self, index: LogIndex) -> None:
+        """See ``PeerSnapshots``."""
+        meta = next((one for one in self._snapshots.snapshots if one.index == index), None)
+        if meta is None:
+            return
+        try:
+            self._snapshots.verify(meta)
+        except DamagedSnapshotError as damage:
+            with suppress(OSError):  # it does not count any more, wherever it is
+                self._snapshots.set_aside(meta, str(damage))
+            self._write()
+
+
+class SnapshotOffer:
+    """An ``OfferedSnapshot``."""
+
+    def __init__(self, snapshots: SnapshotStore, meta: SnapshotMeta) -> None:
+        self._snapshots = snapshots
+        self._meta = meta
+
+    @property
+    def description(self) -> bytes:
+        """See ``OfferedSnapshot``."""
+        return encode_meta(self._meta)
+
+    def piece(self, file: str, offset: int, bytes_max: int) -> bytes:
+        """See ``OfferedSnapshot``."""
+        return self._snapshots.piece(self._meta, file, offset, bytes_max)
+
 
 COMMANDS_MAX: Final = 1024
 """In one request; ``RESULTS_KEPT`` in a numbered one. The limits on the wire are the same."""

@@ -29,8 +29,7 @@ from dledger.errors import DamagedSnapshotError, SnapshotBusyError, SnapshotForm
 from dledger.members import Configuration
 from dledger.records import record
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
-from dledger.store.identity import SNAPSHOTS_DIRECTORY
-from dledger.store.members_file import configuration_from_json, configuration_to_json
+from dledger.store.identity import SNAPSHOTS_DIRECTORY, configuration_from_json, configuration_to_json
 from dledger.types import NO_INDEX, Boundary, LogIndex, Position, Term
 from dledger.values import MIB
 

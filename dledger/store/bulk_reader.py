@@ -22,8 +22,7 @@ from dledger.errors import (
     UntimedLogError,
 )
 from dledger.store.format import HEADER, EntryHeader, magic_of, scan_run
-from dledger.store.log_files import LogFiles
-from dledger.store.log_state import LogState
+from dledger.store.log_files import LogFiles, LogState
 from dledger.store.reader import LogReader
 from dledger.types import BlockDigest, EntryRun, LogChunk, LogIndex, LogPlace, LogRange, Magic, Position
 from dledger.values import MIB

@@ -40,18 +40,14 @@ from dledger.members import Configuration
 from dledger.store import cleaner
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader, StoreTime
-from dledger.store.checkpoint import Mark
+from dledger.store.durable_state import FileHardState, Mark
 from dledger.store.fs import FileSystem
-from dledger.store.hard_state import FileHardState
-from dledger.store.identity import StoreIdentity
-from dledger.store.log_files import Write, warm_step
-from dledger.store.log_state import LogState
-from dledger.store.members_file import MembersFile
+from dledger.store.identity import MembersFile, StoreIdentity
+from dledger.store.log_files import LogState, Write, warm_step
 from dledger.store.mmap_file import MappedFile
 from dledger.store.opening import Opened, RecoveryReport, open_directory
 from dledger.store.reader import LogReader
-from dledger.store.repair import SegmentRepair
-from dledger.store.scrub import Scrub
+from dledger.store.repair import Scrub, SegmentRepair
 from dledger.types import (
     AppendedBatch,
     Body,

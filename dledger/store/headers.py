@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
 from dledger.layout import BLANK_MAGIC, MIN_BLANK_BYTES
-from dledger.store.checkpoint import REPAIR_ADVICE
+from dledger.store.durable_state import REPAIR_ADVICE
 from dledger.store.format import (
     CHAIN_CRC_END,
     CHAIN_CRC_OFFSET,
@@ -36,8 +36,7 @@ from dledger.store.format import (
     header_problem,
     unit_of,
 )
-from dledger.store.log_files import LogFiles, SuspectEntryError
-from dledger.store.log_state import LogState
+from dledger.store.log_files import LogFiles, LogState, SuspectEntryError
 from dledger.types import NOOP_CHANNEL, Magic
 
 _MENDED_AT_ONCE: Final = 4096

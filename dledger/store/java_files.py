@@ -19,10 +19,10 @@ from typing import Final
 from dledger import properties
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.layout import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES
+from dledger.store.durable_state import MIRROR_FILE
 from dledger.store.format import UNIT, EntryHeader, Follow, header_problem
 from dledger.store.fs import FileSystem, read_whole, replace_durably
-from dledger.store.hard_state import MIRROR_FILE
-from dledger.store.mmap_file_list import Found
+from dledger.store.mmap_file import Found
 from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, HardState, LogIndex, Magic, NodeId, Position, Term
 
 IMPORTED_FILE: Final = "imported"

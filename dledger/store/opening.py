@@ -11,27 +11,33 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
 from dledger.layout import INDEX_UNIT_BYTES
-from dledger.store.boot_record import boot_record_of, last_life, write_boot_record
-from dledger.store.checkpoint import (
+from dledger.store.durable_state import (
+    HARD_STATE_FILE,
     REPAIR_ADVICE,
+    FileHardState,
     LogCheckpoint,
     LogCheckpointFile,
     Mark,
+    boot_record_of,
     create_checkpoint,
+    create_hard_state,
+    last_life,
     mark_of,
     read_checkpoint,
+    write_boot_record,
 )
 from dledger.store.format import HEADER, EntryHeader
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, non_zero_end
-from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state
 from dledger.store.identity import (
     CHECKPOINT_FILE,
     IDENTITY_FILE,
     DirectoryLock,
     Layout,
+    MembersFile,
     StoreIdentity,
     as_text,
     check_identity,
+    create_members,
     layout_of,
     read_identity,
     write_identity,
@@ -48,12 +54,20 @@ from dledger.store.java_files import (
     was_used_by_java,
 )
 from dledger.store.log_files import LogFiles
-from dledger.store.members_file import MembersFile, create_members
-from dledger.store.mmap_file import MappedFile
-from dledger.store.mmap_file_list import Found, FoundFile, MappedFileList, Placement, list_segments
+from dledger.store.mmap_file import Found, FoundFile, MappedFile, MappedFileList, Placement, list_segments
 from dledger.store.quarantine import DamagedStart
-from dledger.store.recovery import Cut, Plan, Refuse, doubt, plan
-from dledger.store.scan import LogScanOutcome, ScanSettings, ScanWalk, scan_log, walk
+from dledger.store.recovery import (
+    Cut,
+    LogScanOutcome,
+    Plan,
+    Refuse,
+    ScanSettings,
+    ScanWalk,
+    doubt,
+    plan,
+    scan_log,
+    walk,
+)
 from dledger.types import GENESIS, NO_INDEX, NO_TERM, Boundary, EntryId, HardState, LogIndex, Position, Standing, Term
 
 """Of a state machine on the log (``dledger.statemachine.snapshots``)."""

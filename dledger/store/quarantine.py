@@ -16,14 +16,26 @@ from typing import Final
 
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.store.checkpoint import REPAIR_ADVICE, LogCheckpoint, create_checkpoint
+from dledger.store.durable_state import (
+    HARD_STATE_FILE,
+    REPAIR_ADVICE,
+    FileHardState,
+    LogCheckpoint,
+    create_checkpoint,
+    create_hard_state,
+    read_hard_state,
+)
 from dledger.store.fs import TMP_SUFFIX, FileSystem, create_durably, make_dirs_durably
-from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state, read_hard_state
-from dledger.store.identity import CHECKPOINT_FILE, SNAPSHOTS_DIRECTORY, DirectoryLock, layout_of
+from dledger.store.identity import (
+    CHECKPOINT_FILE,
+    MEMBERS_FILE,
+    SNAPSHOTS_DIRECTORY,
+    DirectoryLock,
+    begin_new_memory,
+    layout_of,
+)
 from dledger.store.log_files import LogFiles
-from dledger.store.members_file import MEMBERS_FILE, begin_new_memory
-from dledger.store.mmap_file import MappedFile
-from dledger.store.mmap_file_list import FoundFile
+from dledger.store.mmap_file import FoundFile, MappedFile
 from dledger.store.recovery import Cut, Damage, Keep, Refuse, ScanFindings, plan
 from dledger.types import HardState
 

@@ -1,4 +1,4 @@
-"""Reading entries without a lock, beside writers (``log_state`` explains why that is safe)."""
+"""Reading entries without a lock, beside writers (``log_files`` explains why that is safe)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.layout import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
-from dledger.store.checkpoint import REPAIR_ADVICE, Mark
+from dledger.store.durable_state import REPAIR_ADVICE, Mark
 from dledger.store.format import BLANK, HEADER, EntryHeader, Scan, columns_of, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers, channel_runs_of
-from dledger.store.log_files import LogFiles, SuspectEntryError
-from dledger.store.log_state import LogState
+from dledger.store.log_files import LogFiles, LogState, SuspectEntryError
 from dledger.store.mmap_file import UnreadableError
 from dledger.types import Entry, EntryColumns, EntryId, EntryRun, LogBytes, LogIndex, Position, Term
 from dledger.values import MIB

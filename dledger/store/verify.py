@@ -18,7 +18,7 @@ from typing import Final
 
 from dledger.errors import CorruptLogError
 from dledger.layout import INDEX_UNIT_BYTES
-from dledger.store.checkpoint import LogCheckpoint, Mark, mark_of, read_checkpoint
+from dledger.store.durable_state import LogCheckpoint, Mark, check_hard_state, mark_of, read_checkpoint
 from dledger.store.format import (
     HEADER,
     EntryHeader,
@@ -28,7 +28,6 @@ from dledger.store.format import (
     parse_segment_name,
     segment_name,
 )
-from dledger.store.hard_state import check_hard_state
 from dledger.store.identity import StoreIdentity, read_identity
 from dledger.store.inspect import (
     DataItem,

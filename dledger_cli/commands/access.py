@@ -35,8 +35,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, without secret keys.")
 def check(file: Path, as_json: bool) -> None:
     """Read FILE as a server would, and print what it allows or everything that is wrong with it."""
-    from dledger.access.rules import permission_text
-    from dledger.access.rules_file import load_rules
+    from dledger.access.rules import load_rules, permission_text
 
     rules = load_rules(file)
     if as_json:

@@ -13,7 +13,7 @@ from dledger.config import ServerConfig, parse_members
 from dledger.core.membership import implicit_configuration
 from dledger.errors import ConfigError
 from dledger.members import Configuration, MemberRole
-from dledger.runtime.log_lines import members_text, peers_setting
+from dledger.runtime.events import members_text, peers_setting
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.identity import read_identity, write_identity

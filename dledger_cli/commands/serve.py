@@ -115,8 +115,7 @@ def _run_groups(
     repair: bool,
     until_stdin_closes: bool,
 ) -> int:
-    from dledger.host_settings import check_together
-    from dledger.hosted_groups import GroupsServer
+    from dledger.hosted_groups import GroupsServer, check_together
     from dledger.instruments import SILENT
 
     check_together(named)

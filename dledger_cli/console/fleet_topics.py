@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dledger.errors import DLedgerError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger_cli.console.browse import QUEUES_MAX, safe_text
 from dledger_cli.console.catalog import FILL_INTERVAL_S, INTERVAL_S, NAMES_PER_S, SHOWN_S
 from dledger_cli.console.fleet import NAME_CHARS_MAX, Fleet

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.errors import DLedgerError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger_cli.console.fleet import Fleet
 from dledger_cli.console.sampler import wall_ms
 from rocketstore.client import BrokerUnreachableError, ClientError, RefusedError

@@ -503,6 +503,6 @@ class LocalTls:
 
 def client_security(directory: Path, name: str = "client") -> ClientSecurity:
     """Client settings for a certificate in a directory made by ``dledger certs``."""
-    from dledger.client.security import ClientSecurity, TlsFiles  # here, so that --help does not load gRPC
+    from dledger.client.shared import ClientSecurity, TlsFiles  # here, so that --help does not load gRPC
 
     return ClientSecurity(TlsFiles(directory / "ca.crt", directory / f"{name}.crt", directory / f"{name}.key"))

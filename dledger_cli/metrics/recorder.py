@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 
-from dledger.core.outbox import RoleChange
+from dledger.core.messages import RoleChange
 from dledger.errors import DLedgerError
 from dledger.instruments import AppendDone, Instruments
 from dledger.members import ChangeKind

@@ -16,10 +16,10 @@ from typing import Final
 
 from dledger.errors import ConfigError, CorruptLogError
 from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
-from dledger.store.checkpoint import read_checkpoint
+from dledger.store.durable_state import read_checkpoint
 from dledger.store.format import BLANK, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
 from dledger.store.identity import StoreIdentity, read_identity
-from dledger.store.mmap_file_list import list_segments
+from dledger.store.mmap_file import list_segments
 from dledger.types import GENESIS, Boundary, LogIndex, Magic, Position, Term
 
 _MAGICS: Final = frozenset(int(magic) for magic in Magic)

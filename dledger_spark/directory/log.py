@@ -18,7 +18,7 @@ from typing import Final
 
 from dledger.errors import CorruptLogError
 from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES
-from dledger.store.checkpoint import LogCheckpoint, Mark, read_checkpoint
+from dledger.store.durable_state import LogCheckpoint, Mark, read_checkpoint
 from dledger.store.format import BLANK
 from dledger.store.java_files import java_committed
 from dledger.types import NO_INDEX, NOOP_CHANNEL, Magic

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from dledger.core.producer_names import stream_task_name
+from dledger.core.noop_payload import stream_task_name
 from dledger_spark.errors import OptionError, PipelineError
 from dledger_spark.options import WriteOptions
 from dledger_spark.source.sink_rows import RowFormat, row_format

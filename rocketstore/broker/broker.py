@@ -12,8 +12,8 @@ from dledger.access.guard import AccessGuard
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients.answers import AnswerRoom
+from dledger.rpc.clients.connections import AnswerRoom
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, MemberHosts, StateChanges

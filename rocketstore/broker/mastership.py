@@ -17,7 +17,7 @@ from typing import Final
 
 from dledger.access.addresses import parse_address
 from dledger.members import MemberRole
-from dledger.rpc.bridge import LoopBridge, LoopCallback
+from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
 from dledger.values import address_text, host_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.reading import ALL, QueueReading, ReadLimits, SubscriptionFilters

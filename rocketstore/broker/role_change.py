@@ -40,11 +40,11 @@ from tenacity import (
 )
 
 from dledger.conditions import ConditionKind
-from dledger.core.outbox import RoleChange
+from dledger.core.messages import RoleChange
 from dledger.errors import CorruptLogError
 from dledger.members import MemberRole
 from dledger.rpc.ports import CommitEvent, NodeEvent
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from dledger.server import DLedgerServer
 from dledger.types import Role, Term
 from rocketstore.commit_log.replicated import ReplicatedCommitLog

@@ -31,11 +31,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dledger.backoff import Backoff
-from dledger.clock import Clock
+from dledger.clock import Backoff, Clock
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.message.columns import topics_of
 from rocketstore.message.message import (
     PROPERTY_DELAY,

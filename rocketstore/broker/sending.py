@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from dledger.access.quota import Quota
 from dledger.conditions import Conditions
 from dledger.errors import DLedgerError
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership

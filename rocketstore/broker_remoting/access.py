@@ -18,13 +18,11 @@ from typing import Final, NamedTuple
 from dledger.access.guard import AccessGuard, Caller, ResourceKind, quota_at
 from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules, Account
-from dledger.core.producer_names import own_name
+from dledger.core.noop_payload import own_name
 from dledger.errors import AccessDeniedError
-from dledger.remoting.acl import ACCESS_KEY, is_signed
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import Place, RemotingConnection
-from dledger.remoting.errors import RequestError
-from dledger.remoting.frame import Frame
+from dledger.remoting.frame import ACCESS_KEY, Frame, is_signed
 from dledger.remoting.server import Answer, Handler
 from dledger.types import TlsServerMode
 from rocketstore.broker import permissions

@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from dledger.remoting.codes import AnswerCode
+from dledger.access.quota import HostQuota
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from dledger.remoting.host_quota import HostQuota
 from dledger.remoting.server import LITTLE, Answer, Handler
 from rocketstore.broker.broker import Broker
 from rocketstore.message.message import DelayLevels

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from dledger.remoting.codes import AnswerCode, Language
+from dledger.remoting.codes import AnswerCode, FrameError, Language, RequestError
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import Client, ClientTables

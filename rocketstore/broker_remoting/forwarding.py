@@ -11,13 +11,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from dledger.remoting.acl import ACCESS_KEY
+from dledger.access.quota import HostQuota
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, FrameError
 from dledger.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError
-from dledger.remoting.frame import FLAG_ONEWAY, Frame
-from dledger.remoting.host_quota import HostQuota
+from dledger.remoting.frame import ACCESS_KEY, FLAG_ONEWAY, Frame
 from dledger.remoting.server import LITTLE, Answer, Direct, Handler
 from dledger.values import parse_address
 from rocketstore.broker.broker import Broker

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from dledger.remoting.codes import RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.clients import ConsumerGroup, ConsumingClient, Heartbeat, Subscription
 from rocketstore.broker.groups import LOCKED_AT_ONCE, Groups

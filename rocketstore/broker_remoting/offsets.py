@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dledger.access.quota import Quota
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker_remoting.decoding import BodyDecoder

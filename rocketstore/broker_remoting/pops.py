@@ -9,12 +9,11 @@ from typing import Final
 
 from dledger.access.quota import Quota
 from dledger.access.rules import RETRY_PREFIX
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame, head_of
 from dledger.remoting.server import Handler
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.pop_types import ANY_QUEUE, MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from dledger.remoting.codes import RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables, Subscription

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_remoting.administration import Administration

@@ -18,8 +18,8 @@ from socket import AF_INET, SOCK_STREAM
 from typing import Final
 
 from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
-from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from dledger.values import parse_address
 from rocketstore.broker.broker import Broker

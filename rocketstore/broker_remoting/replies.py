@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker import permissions
 from rocketstore.broker.permissions import NAME_CHARS_MAX, Need, Operation, checked_name

@@ -10,9 +10,8 @@ from typing import Final
 
 from dledger import __version__, properties
 from dledger.errors import ConfigError
-from dledger.remoting.codes import VERSION, AnswerCode
+from dledger.remoting.codes import VERSION, AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.fastjson import dumps
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker

@@ -11,11 +11,10 @@ from typing import Final
 
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import DLedgerError
-from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
+from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode, RequestError
 from dledger.remoting.connection import Place, RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
-from dledger.rpc.bridge import LoopCallback
+from dledger.rpc.loops import LoopCallback
 from dledger.types import ProducerBatch
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.mastership import host_address

@@ -12,8 +12,8 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame
-from dledger.remoting.log.codec import WAIT_MS_MAX, JavaCode, LogCode
-from dledger.remoting.log.service import LogHandlers
+from dledger.remoting.log_codec import WAIT_MS_MAX, JavaCode, LogCode
+from dledger.remoting.log_service import LogHandlers
 from dledger.remoting.server import Direct, Handler, Handlers, Refused, RemotingServer, ServerLimits
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.refusal import Refusal, RefusalKind

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 from dledger.errors import CorruptLogError, DiskError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import FrameError
 from dledger.remoting.frame import Frame
-from dledger.rpc.bridge import Report, supervise
+from dledger.rpc.loops import Report, supervise
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.registration import FAILURES
 from rocketstore.ha.proof import PROOF, PROVE, ReadableLog, challenge, is_empty, possible_ends

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dledger.late_names import late_names
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity, TlsFiles
+    from dledger.client.shared import ClientSecurity, TlsFiles
     from dledger.errors import ConfigError, DLedgerError, TlsError
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
@@ -133,7 +133,7 @@ __getattr__ = late_names(
         "BrokerUnreachableError": "rocketstore.client.aio.errors",
         "ClientClosedError": "rocketstore.client.aio.errors",
         "ClientError": "rocketstore.client.aio.errors",
-        "ClientSecurity": "dledger.client.security",
+        "ClientSecurity": "dledger.client.shared",
         "ConfigError": "dledger.errors",
         "ConnectionEndedError": "rocketstore.client.aio.errors",
         "ConsumeMode": "rocketstore.client.aio.admin_records",
@@ -174,7 +174,7 @@ __getattr__ = late_names(
         "Sql": "rocketstore.client.aio.expressions",
         "TimedOutError": "rocketstore.client.aio.errors",
         "TlsError": "dledger.errors",
-        "TlsFiles": "dledger.client.security",
+        "TlsFiles": "dledger.client.shared",
         "TopicInfo": "rocketstore.client.aio.admin_records",
         "Transaction": "rocketstore.client.blocking",
         "TransactionResult": "rocketstore.client.aio.results",

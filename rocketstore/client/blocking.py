@@ -32,7 +32,7 @@ from rocketstore.client.loop_thread import BlockingClient, ClientThread
 from rocketstore.message.trace import TRACE_TOPIC
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from rocketstore.client.aio.admin_records import (
         BrokerStatus,
         ConsumeMode,

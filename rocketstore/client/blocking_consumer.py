@@ -17,7 +17,7 @@ from rocketstore.client.aio.errors import ClientClosedError
 from rocketstore.client.loop_thread import SHARED, BlockingClient
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from rocketstore.client.aio.assignment import Delivery
     from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
     from rocketstore.client.aio.expressions import Topics

@@ -17,7 +17,7 @@ from rocketstore.client.aio.simple_consumer import RECEIVE_MAX, WORKERS
 from rocketstore.client.loop_thread import SHARED, BlockingClient
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from rocketstore.client.aio.expressions import Topics
     from rocketstore.client.aio.popped import PoppedMessage
     from rocketstore.client.aio.simple_consumer import SimpleOptions, SimpleSettings

@@ -17,8 +17,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import DiskError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Gate
+from dledger.runtime.threads import Gate, Supervisor
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.queue import MappedFileQueue
 from rocketstore.types import PutMessageStatus

@@ -14,11 +14,10 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
 from dledger.instruments import SILENT, Instruments
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably
-from dledger.store.mmap_file import UnreadableError
-from dledger.store.mmap_file_list import Placement
+from dledger.store.mmap_file import Placement, UnreadableError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender, StoredStretch
 from rocketstore.commit_log.flush import CommitLogFlusher, FlushDone

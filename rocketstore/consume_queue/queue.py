@@ -28,7 +28,7 @@ import numpy as np
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
-from dledger.store.mmap_file_list import Placement
+from dledger.store.mmap_file import Placement
 from rocketstore.consume_queue.directories import QueueDirectories
 from rocketstore.consume_queue.queue_ends import QueueEnd
 from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file

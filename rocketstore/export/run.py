@@ -31,7 +31,7 @@ from dledger.errors import ConfigError, CorruptLogError, DiskFullError
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably
 from dledger.store.identity import DirectoryLock
-from dledger.store.mmap_file_list import list_segments
+from dledger.store.mmap_file import list_segments
 from dledger.store.verify import VerifiedNode
 from rocketstore.commit_log.base_log import read_base_log
 from rocketstore.commit_log.plain import PlainCommitLog

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, FrameError, RequestError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
-from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.remoting.bodies.routes import TopicRouteData

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, FrameError
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError
 from dledger.remoting.frame import Frame
 from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker

@@ -9,7 +9,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import Need, Operation, needs
 from rocketstore.broker.pop_types import (

@@ -16,9 +16,8 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, FrameError, RequestError
 from dledger.remoting.connection import DisconnectedError, Place, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError, RequestError
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler
 from dledger.values import address_text, parse_address

@@ -17,12 +17,10 @@ from grpc._cython import cygrpc
 from dledger.access.addresses import place_of
 from dledger.access.quota import TooManyWaitsError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.server import Handler
-from dledger.rpc.clients.access_gate import open_stream
-from dledger.rpc.clients.aio_server import AnswerStream, Methods
-from dledger.rpc.clients.answers import Leases
-from dledger.rpc.clients.connections import Connection, Connections
+from dledger.rpc.clients.connections import Connection, Connections, Leases
+from dledger.rpc.clients.grpc_server import AnswerStream, Methods, open_stream
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.measurements import ServiceCounters

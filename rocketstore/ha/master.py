@@ -24,8 +24,7 @@ from dledger.errors import CorruptLogError, DiskError, TlsError
 from dledger.log_output import BoundedLog
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
-from dledger.rpc.acceptor import Acceptor, Arrival
-from dledger.rpc.listening import stop_serving
+from dledger.rpc.listening import Acceptor, Arrival, stop_serving
 from dledger.values import address_text
 from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
 from rocketstore.ha.tail import tail_of

@@ -15,8 +15,8 @@ from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc import tls as tls_rules
-from dledger.rpc.bridge import LoopThread, Report, supervise
 from dledger.rpc.listening import listen
+from dledger.rpc.loops import LoopThread, Report, supervise
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.store.fs import FileSystem
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig

@@ -18,7 +18,7 @@ from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, TlsError
 from dledger.records import record
 from dledger.rpc import loops, tls
-from dledger.rpc.bridge import LoopBridge, LoopCallback, Report, supervise
+from dledger.rpc.loops import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
 from rocketstore.ha.epoch import EpochFile
 from rocketstore.ha.inbox import Inbox

@@ -14,10 +14,10 @@ from typing import Final
 
 from dledger.errors import InvalidRequestError
 from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
-from dledger.rpc.bridge import Report, supervise
+from dledger.rpc.loops import Report, supervise
 from rocketstore.ha.slave import MasterView
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.broker_state import BrokerState

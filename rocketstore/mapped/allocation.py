@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dledger.errors import ConfigError, CorruptLogError, DiskError
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from dledger.store.format import parse_segment_name
 from dledger.store.fs import FileSystem, non_zero_end
-from dledger.store.mmap_file_list import FoundFile
+from dledger.store.mmap_file import FoundFile
 from rocketstore.mapped.file import StoreFile, create_file
 
 WAIT_S_MAX: Final = 5.0

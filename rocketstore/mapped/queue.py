@@ -27,7 +27,7 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidReq
 from dledger.instruments import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
-from dledger.store.mmap_file_list import Found, FoundFile, Placement, list_segments
+from dledger.store.mmap_file import Found, FoundFile, Placement, list_segments
 from rocketstore.mapped.allocation import AllocationService
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile, create_sparse_file

@@ -9,8 +9,7 @@ from typing import Final
 
 from dledger.errors import ConfigError
 from dledger.records import record
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from rocketstore.remoting.body import Body
 

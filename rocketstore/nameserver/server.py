@@ -11,10 +11,10 @@ from typing import Final
 from dledger.errors import ConfigError, ShutdownError
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.server import RemotingServer, ServerLimits
-from dledger.rpc.bridge import LoopBridge, LoopThread
 from dledger.rpc.listening import listen
+from dledger.rpc.loops import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.runtime.supervisor import EXIT_FATAL, Supervisor
+from dledger.runtime.threads import EXIT_FATAL, Supervisor
 from dledger.values import address_text, is_loopback
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import KvConfig

@@ -18,9 +18,8 @@ from dledger import properties
 from dledger.access.addresses import AddressPattern, any_matches, plain_host
 from dledger.errors import ConfigError
 from dledger.records import record
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler, Handlers, RemotingServer
 from dledger.values import parse_address, parse_boolean

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.bodies.topics import DataVersion
 

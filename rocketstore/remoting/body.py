@@ -28,7 +28,7 @@ from typing import (
     get_type_hints,
 )
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import ObjectKey, dumps, dumps_plain, loads
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.headers import Bits, Named, camel

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting.texts import encode_text, read_text
 
 QUEUES_MAX: Final = 1024

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

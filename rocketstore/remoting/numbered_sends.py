@@ -26,7 +26,7 @@ from functools import lru_cache
 from struct import Struct, error
 from typing import Final, NamedTuple, TypeAlias
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting.texts import cut, encode_text, read_text
 from rocketstore.types import PutResult
 

@@ -25,8 +25,7 @@ from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.threads import Supervisor, Worker
 from dledger.store.fs import FileSystem
 from rocketstore.message.columns import topics_of
 from rocketstore.state.applier import StateApplier

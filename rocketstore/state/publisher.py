@@ -24,8 +24,7 @@ from functools import partial
 from typing import Final
 
 from dledger.access.rules import RETRY_PREFIX
-from dledger.backoff import Backoff
-from dledger.clock import Clock
+from dledger.clock import Backoff, Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import InvalidRequestError
 from rocketstore.message.checks import NO_SEND_TOPICS

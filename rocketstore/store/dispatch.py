@@ -25,7 +25,7 @@ from contextvars import copy_context
 from typing import Final, Protocol, TypeVar
 
 from dledger.errors import CorruptLogError, DiskFullError, InvariantError
-from dledger.runtime.worker import Gate
+from dledger.runtime.threads import Gate
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB
 from rocketstore.types import BrokerRole, RecordHead, ScannedRecords

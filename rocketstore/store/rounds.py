@@ -14,8 +14,7 @@ from typing import Final
 from dledger.clock import Clock
 from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind
 from dledger.errors import DiskError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.consume_queue.queue_check import QueueCheck
 from rocketstore.mapped.queue import ForcedFileRemoval
 from rocketstore.queue_numbers import NumberWriter

@@ -26,7 +26,7 @@ from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
 from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.identity import Layout
-from dledger.store.mmap_file_list import FoundFile, list_segments
+from dledger.store.mmap_file import FoundFile, list_segments
 from rocketstore.commit_log.base_log import ExpiredFiles, describe, read_base_log, write_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig

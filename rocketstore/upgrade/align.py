@@ -31,7 +31,7 @@ from dledger.store.fs import (
     read_whole,
     replace_durably,
 )
-from dledger.store.mmap_file_list import Placement
+from dledger.store.mmap_file import Placement
 from rocketstore.commit_log.base_log import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB
 from rocketstore.ha.epoch import EPOCH_FILE

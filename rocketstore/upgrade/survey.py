@@ -16,7 +16,7 @@ from dledger.store.fs import non_zero_end, read_whole
 from dledger.store.identity import read_identity
 from dledger.store.inspect import ProblemItem
 from dledger.store.java_files import was_used_by_java
-from dledger.store.mmap_file_list import list_segments
+from dledger.store.mmap_file import list_segments
 from rocketstore.commit_log.base_log import (
     FileEnding,
     PlainFileReader,

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from dledger.store.boot_record import BOOT_RECORD_FILE
+from dledger.store.durable_state import BOOT_RECORD_FILE, FileHardState, create_hard_state
 from dledger.store.file_store import FileStore
-from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import Change, RecordingFs, crash_states, sectors_lost
 from tests.support.damage import turn

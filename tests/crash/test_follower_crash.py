@@ -17,7 +17,7 @@ import pytest
 
 from dledger.config import Member, ServerConfig
 from dledger.rpc.ports import CommitEvent, NodeEvent
-from dledger.store.boot_record import BOOT_RECORD_FILE
+from dledger.store.durable_state import BOOT_RECORD_FILE
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.types import LogIndex

@@ -20,12 +20,12 @@ from crc32c import crc32c
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import Member, ReplicationConfig, ServerConfig
-from dledger.core.outbox import SnapshotFetch
+from dledger.core.messages import SnapshotFetch
 from dledger.members import Configuration
 from dledger.rpc.peers.codec import SnapshotRequest
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
-from dledger.runtime.supervisor import Supervisor
-from dledger.statemachine.duplicates import Duplicates
+from dledger.rpc.peers.exchanges import PeerSnapshotClient
+from dledger.runtime.threads import Supervisor
+from dledger.statemachine.commands import Duplicates
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotFile, SnapshotMeta, encode_meta

@@ -11,11 +11,11 @@ from typing import Final
 
 import pytest
 
-from dledger.core import membership_payload, noop_payload, producer_payload
+from dledger.core import membership, noop_payload
 from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.store import checkpoint as node_checkpoint
+from dledger.store import durable_state
+from dledger.store import durable_state as node_checkpoint
 from dledger.store import format as entries
-from dledger.store import hard_state, slots
 from dledger.store.identity import StoreIdentity
 from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore.consume_queue import units
@@ -45,15 +45,15 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "Entry": ((0, entries.HEADER),),
     "Blank": ((0, entries.BLANK),),
     "Producers": ((0, noop_payload._HEAD),),
-    "Producers: snapshot": ((14, producer_payload._TABLE),),
-    "Producers: one of a snapshot": ((22, producer_payload._PRODUCER),),
-    "Producers: a run": ((50, producer_payload._RUN),),
-    "Producers: registration": ((14, producer_payload._REGISTRATION),),
-    "Members": ((14, membership_payload._TABLE),),
-    "Members: one of them": ((29, membership_payload._MEMBER),),
+    "Producers: snapshot": ((14, noop_payload._TABLE),),
+    "Producers: one of a snapshot": ((22, noop_payload._PRODUCER),),
+    "Producers: a run": ((50, noop_payload._RUN),),
+    "Producers: registration": ((14, noop_payload._REGISTRATION),),
+    "Members": ((14, membership._TABLE),),
+    "Members: one of them": ((29, membership._MEMBER),),
     "Index unit": ((0, entries.UNIT),),
-    "Slot": ((0, slots._HEAD), (slots._HEAD.size, slots._CRC)),
-    "hard_state": ((0, hard_state._HEAD),),
+    "Slot": ((0, durable_state._HEAD), (durable_state._HEAD.size, durable_state._CRC)),
+    "hard_state": ((0, durable_state._STATE),),
     "checkpoint": ((0, node_checkpoint._RECORD),),
     "Message": ((0, record._STRUCTS[0]),),
     "End of a file": ((0, record.BLANK),),
@@ -83,7 +83,9 @@ def _entry() -> bytes:
 
 
 def _slot() -> bytes:
-    return slots.encode_slot(7, hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL)))
+    return durable_state.encode_slot(
+        7, durable_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL))
+    )
 
 
 EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
@@ -91,7 +93,7 @@ EXAMPLES: Final[dict[str, Callable[[], bytes]]] = {
     "Blank": lambda: entries.blank_head(300),
     "Index unit": lambda: entries.encode_piece(1, 0x102, 0x304, entries.Piece(0x506, [b"hello"]), 0).units,
     "Slot": _slot,
-    "hard_state": lambda: hard_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL)),
+    "hard_state": lambda: durable_state.encode_hard_state(HardState(Term(2), NodeId("n0"), standing=Standing.FULL)),
     "Message": lambda: _golden("plain", "commitlog/00000000000000000000", 0, 115),
     "Consume queue unit": lambda: _golden("plain", "consumequeue/%RETRY%group-1/0/00000000000000000000", 0, 20),
     "Index file header": lambda: _golden("plain", "index/20261121041535747", 0, 40),
@@ -147,12 +149,12 @@ def test_a_worked_example_shows_real_bytes_and_what_they_mean(heading: str) -> N
 def test_the_payloads_of_no_ops_show_real_bytes() -> None:
     """What the tables give as examples, packed by the code."""
     runs = ((0, 3, 5), (5, 11, 2))
-    snapshot = producer_payload.encode_snapshot(5, [producer_payload.ProducerRecord("sink/0", 4, 7, 60_000, runs)])
-    registration = producer_payload.encode_registration(producer_payload.Registration("sink/0", 4, 2))
+    snapshot = noop_payload.encode_snapshot(5, [noop_payload.ProducerRecord("sink/0", 4, 7, 60_000, runs)])
+    registration = noop_payload.encode_registration(noop_payload.Registration("sink/0", 4, 2))
     member = ClusterMember(
         NodeId("n4"), "10.0.0.4", 30911, MemberRole.LEARNER, 3, 0x1122334455667788, promote=True, replaces="n3"
     )
-    members = membership_payload.encode_configuration(Configuration((member,), next_number=4, change_id=77))
+    members = membership.encode_configuration(Configuration((member,), next_number=4, change_id=77))
     text = FORMATS.read_text()
 
     for payload in (snapshot, registration, members):
@@ -199,8 +201,8 @@ def test_fixed_numbers_of_the_document_are_those_of_the_code() -> None:
     text = FORMATS.read_text()
 
     for said in (
-        f"{slots.SLOT_BYTES} bytes",
-        f"at most {slots.PAYLOAD_BYTES_MAX} bytes",
+        f"{durable_state.SLOT_BYTES} bytes",
+        f"at most {durable_state.PAYLOAD_BYTES_MAX} bytes",
         f"`0x{record.MESSAGE_MAGIC & 0xFFFFFFFF:X}`",
         f"`0x{record.BLANK_MAGIC & 0xFFFFFFFF:X}`",
         f"{store_checkpoint.CHECKPOINT_BYTES} bytes",

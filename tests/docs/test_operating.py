@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger.client import ReadMode
-from dledger.runtime.supervisor import EXIT_FATAL
+from dledger.runtime.threads import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
 from dledger_cli import reporting
 from dledger_cli.cli import main

@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 
 from dledger.pb import raft_pb2
+from dledger.remoting import log_codec as log_codec
 from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import REQUEST_BYTES_MAX, REQUESTS_MAX
-from dledger.remoting.log import codec as log_codec
-from dledger.remoting.log.codec import JavaCode, LogCode
+from dledger.remoting.log_codec import JavaCode, LogCode
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX
 from dledger.rpc.peers import frames, pushes
 from tests.docs.documents import ROOT, documents, lines, table_below

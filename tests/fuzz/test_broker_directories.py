@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import event, given
 
 from dledger.errors import DLedgerError
-from dledger.store.boot_record import BOOT_RECORD_FILE
+from dledger.store.durable_state import BOOT_RECORD_FILE
 from dledger_cli.cli import main as command_line
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record

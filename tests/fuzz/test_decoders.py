@@ -16,26 +16,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger import properties, settings, values
-from dledger.access import addresses, plain_yaml, rules, signing
+from dledger.access import addresses, guard, rules
 from dledger.access.rules import parse_permission
 from dledger.client.discovery import parse_addresses
 from dledger.config import FlushMode, parse_members
-from dledger.core.membership_payload import decode_configuration, encode_configuration
+from dledger.core.membership import decode_configuration, encode_configuration
 from dledger.core.messages import PushKind
-from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.core.producer_payload import decode_payload
+from dledger.core.noop_payload import UnreadablePayloadError, decode_payload
 from dledger.errors import DLedgerError, InvalidRequestError
 from dledger.layout import RecordLayout
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
 from dledger.rpc.peers import codec, frames, pushes
-from dledger.store import checkpoint, hard_state, slots
-from dledger.store.boot_record import BOOT_RECORD_FILE, boot_record_of, last_life, write_boot_record
+from dledger.store import durable_state
+from dledger.store.durable_state import BOOT_RECORD_FILE, boot_record_of, last_life, write_boot_record
 from dledger.store.format import encode_record, scan_run
 from dledger.store.fs import FileSystem
-from dledger.store.identity import IDENTITY_FILE, StoreIdentity, read_identity, write_identity
-from dledger.store.members_file import MEMBERS_FILE, SavedMembers, read_members, write_members
+from dledger.store.identity import (
+    IDENTITY_FILE,
+    MEMBERS_FILE,
+    SavedMembers,
+    StoreIdentity,
+    read_identity,
+    read_members,
+    write_identity,
+    write_members,
+)
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
 from rocketstore import queue_numbers as numbering_record
@@ -162,7 +169,7 @@ def test_what_comes_over_the_wire_is_taken_or_refused(name: str, monkeypatch: py
 RECORD = encode_message(
     Message("topic", b"body", properties={"KEYS": "a b", "TAGS": "t"}), queue_offset=3, physical_offset=48
 )
-SLOT = slots.encode_slot(7, b"payload")
+SLOT = durable_state.encode_slot(7, b"payload")
 MEMBERS = Configuration(
     (ClusterMember(NodeId("n1"), "h", 1), ClusterMember(NodeId("n2"), "h", 2, MemberRole.LEARNER, 1, 9, replaces="n1"))
 )
@@ -186,9 +193,9 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
         rules.parse_rules,
         "accounts:\n- accessKey: a1234567\n  secretKey: s1234567\n  defaultTopicPerm: PUB|SUB\n",
     ),
-    "yaml": (plain_yaml.parse, "a:\n- b: c\n  d: 'e, f'\n- 'g'\n"),
+    "yaml": (rules.parse_yaml, "a:\n- b: c\n  d: 'e, f'\n- 'g'\n"),
     "addresses": (addresses.parse_patterns, "10.0.0.*, 192.168.{1,2}.*, ::1"),
-    "nonce": (signing.parse_nonce, "0123456789abcdef-17"),
+    "nonce": (guard.parse_nonce, "0123456789abcdef-17"),
     "properties": (properties.parse, "a = b\\\n  c\n# d\ne: \\u0041\n"),
     "permission": (parse_permission, "PUB|SUB"),
     "client addresses": (parse_addresses, "h:1,[::1]:2;h:3"),
@@ -215,7 +222,7 @@ BYTES: dict[str, tuple[Decode, bytes]] = {
     "batch": (batch.decode_batch, batch.encode_batch([Message("topic", b"one"), Message("topic", b"two")])),
     "message properties": (message_properties.decode_properties, b"KEYS\x01a\x02TAGS\x01b\x02"),
     "numbering": (numbering_record.decode_numbering, b"\0" * 64),
-    "slot": (lambda data: slots.decode_slot(0, data), SLOT),
+    "slot": (lambda data: durable_state.decode_slot(0, data), SLOT),
     "producers": (decode_payload, b"\0" * 64),
     "members": (decode_configuration, encode_configuration(MEMBERS)),
     "frame": (lambda data: frames.parse_header(data.ljust(5, b"\0")[:5], 1 << 20), b"\1\0\0\0\7"),
@@ -340,15 +347,15 @@ def test_a_text_file_of_any_bytes_is_read_or_refused(tmp_path: Path, name: str) 
 def test_a_small_file_of_any_bytes_is_read_or_refused(tmp_path: Path, name: str) -> None:
     """Of a member's memory: with the file named."""
     path = tmp_path / name
-    payload = b"\0" * 81 if name == "checkpoint" else hard_state.encode_hard_state(HardState(Term(3)))
+    payload = b"\0" * 81 if name == "checkpoint" else durable_state.encode_hard_state(HardState(Term(3)))
 
     @fuzzed(100)
-    @given(mutilated(slots.encode_slot(3, payload).ljust(slots.SLOT_BYTES, b"\0") * 2))
+    @given(mutilated(durable_state.encode_slot(3, payload).ljust(durable_state.SLOT_BYTES, b"\0") * 2))
     def run(data: bytes) -> None:
         path.write_bytes(data)
         if name == "checkpoint":
-            only_typed_errors(checkpoint.read_checkpoint, path)
+            only_typed_errors(durable_state.read_checkpoint, path)
         else:
-            only_typed_errors(hard_state.read_hard_state, tmp_path)
+            only_typed_errors(durable_state.read_hard_state, tmp_path)
 
     run()

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.remoting.acl import is_signed, signed
-from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.fastjson import dumps, loads
-from dledger.remoting.frame import Frame, HeaderForm, cut, decode, encode
+from dledger.remoting.frame import Frame, HeaderForm, cut, decode, encode, is_signed, signed
 from rocketstore.remoting.bodies import topics
 from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigData
 from rocketstore.remoting.body import Body

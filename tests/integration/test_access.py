@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from dledger.access import signing
+from dledger.access import guard
 from dledger.client import AppendResult, ClientSecurity, DLedgerClient, ReadMode
 from dledger.errors import AccessDeniedError, DLedgerError
 from dledger.rpc import options
@@ -103,7 +103,7 @@ def test_replayed_aged_and_altered_requests_are_refused(secured: SecuredGroup) -
         signed = calls.metadata(APPEND, BODY)
         good = calls.call(APPEND, BODY, signed)
         replayed = calls.call(APPEND, BODY, signed)
-        stale = calls.call(APPEND, BODY, calls.metadata(APPEND, BODY, age_ms=signing.WINDOW_MS + 2000))
+        stale = calls.call(APPEND, BODY, calls.metadata(APPEND, BODY, age_ms=guard.WINDOW_MS + 2000))
         other_body = calls.call(APPEND, BODY + BODY, calls.metadata(APPEND, BODY))
         other_method = calls.call(APPEND, BODY, calls.metadata(APPEND + "Stream", BODY))
         with SignedCalls(secured.nodes[follower].grpc_address) as elsewhere:

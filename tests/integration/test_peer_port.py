@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from dledger.rpc import tls
-from dledger.rpc.acceptor import UNKNOWN_MAX
+from dledger.rpc.listening import UNKNOWN_MAX
 from dledger.types import NodeId
 from dledger_cli.local.group import HOST
 from tests.integration.harness import STEADY, Group, undisturbed

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.remoting.acl import signature
-from dledger.remoting.frame import Frame, HeaderForm, decode, encode
+from dledger.remoting.frame import Frame, HeaderForm, decode, encode, signature
 from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.bodies.routes import BrokerData
 from rocketstore.remoting.bodies.stats import ConsumeOffset

@@ -34,11 +34,11 @@ from dledger.core.messages import (
     PushInstall,
     PushResponse,
     PushTruncate,
+    RoleChange,
     TakeLeadership,
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.outbox import RoleChange
 from dledger.errors import DLedgerError, ResponseCode
 from dledger.members import ChangeKind, Configuration
 from dledger.types import NO_ENTRY, AppendedBatch, EntryId, LogIndex, NodeId, Role, Standing, Term

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dledger.core.member_changes import WAITING_MAX
-from dledger.core.membership_payload import decode_configuration
-from dledger.core.messages import PushAppend
-from dledger.core.outbox import RoleReason
+from dledger.core.membership import decode_configuration
+from dledger.core.messages import PushAppend, RoleReason
 from dledger.errors import (
     ChangeInProgressError,
     DLedgerError,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dledger.core.failure_detection import STALLED_TIMEOUTS, full_members
 from dledger.core.member_state import Leader
-from dledger.core.messages import PushAppend, PushCommit, PushCompare, PushInstall, PushTruncate, VoteRequest
-from dledger.core.outbox import RoleReason
-from dledger.core.progress import STALLED_TIMEOUTS, full_members
+from dledger.core.messages import (
+    PushAppend,
+    PushCommit,
+    PushCompare,
+    PushInstall,
+    PushTruncate,
+    RoleReason,
+    VoteRequest,
+)
 from dledger.errors import DiskFullError, NotLeaderError
 from dledger.types import LogIndex
 from tests.support.cluster import N0, N1, N2, N3, Cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.entry_pusher import DispatcherState
+from dledger.core.dispatcher import DispatcherState
 from dledger.core.messages import PushAppend, PushCommit
 from tests.support.cluster import N0, N1, N2, Cluster
 from tests.support.solo import Solo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.outbox import RoleReason
+from dledger.core.messages import RoleReason
 from dledger.types import NodeId, Role
 from tests.support.cluster import N0, N1, N2, Cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.config import FlushMode
-from dledger.core.histories import stated
+from dledger.core.log_matching import stated
 from dledger.core.messages import HeartbeatRequest, HeartbeatResponse, PushAppend, PushKind, Readmission, VoteRequest
 from dledger.errors import TransferFailedError
 from dledger.types import NO_ENTRY, EntryId, HardState, LogIndex, Role, Standing, Term

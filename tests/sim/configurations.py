@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dledger.core.member_state import Leader
-from dledger.core.membership_payload import decode_configuration
+from dledger.core.membership import decode_configuration
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration

@@ -1,4 +1,4 @@
-"""One member in the simulator: what the production driver does, as events (the contract is ``dledger.core.outbox``).
+"""One member in the simulator: what the production driver does, as events (the contract is ``dledger.core.messages``).
 
 After every call into the core the outbox is taken; the hard state of that moment is saved, and only then messages
 leave and completions run. Each part of the core is stepped by an event of its own, at its due time or a random moment
@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Protocol
 from dledger.config import FlushMode
 from dledger.core.member_state import MemberRun
 from dledger.core.membership import Membership
-from dledger.core.messages import CheckedAppend, HeartbeatRequest, LoadRun, Message, PushAppend, VoteRequest
+from dledger.core.messages import (
+    CheckedAppend,
+    HeartbeatRequest,
+    LoadRun,
+    Message,
+    Outbox,
+    PushAppend,
+    VoteRequest,
+    Wake,
+)
 from dledger.core.node import Node
-from dledger.core.outbox import Outbox, Wake
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
 from dledger.members import Configuration
 from dledger.types import NO_INDEX, NO_TERM, EntryRun, LogIndex, NodeId

@@ -19,15 +19,15 @@ from unittest.mock import patch
 
 from dledger.clock import Clock
 from dledger.conditions import Conditions
+from dledger.core.messages import Outbox
 from dledger.core.node import Node
-from dledger.core.outbox import Outbox
 from dledger.core.ports import PreparedAppend
 from dledger.errors import CorruptLogError, DamagedSnapshotError, DLedgerError, UnavailableError
 from dledger.members import Configuration
 from dledger.rpc.peers.codec import SnapshotRequest
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
-from dledger.runtime.supervisor import Supervisor
-from dledger.statemachine import applier, creation, fetching, host
+from dledger.rpc.peers.exchanges import PeerSnapshotClient
+from dledger.runtime.threads import Supervisor
+from dledger.statemachine import applier, fetching, host
 from dledger.statemachine.commands import CommandDone
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost, QueryDone
@@ -49,7 +49,7 @@ logging.getLogger("dledger").addHandler(logging.NullHandler())  # what a run say
 
 
 class EventWorker:
-    """In the place of ``dledger.runtime.worker.Worker``."""
+    """In the place of ``dledger.runtime.threads.Worker``."""
 
     def __init__(
         self, machine: Machine, name: str, step: Callable[[], int | None], _clock: Clock, _supervisor: Supervisor
@@ -271,7 +271,7 @@ class Machine:
         conditions = Conditions(node.name, self._clock)
         log, supervisor = cast("FileStore", node.log), cast("Supervisor", self)
         with ExitStack() as stack:
-            for module in (applier, creation, fetching):
+            for module in (applier, fetching):
                 stack.enter_context(patch.object(module, "Worker", partial(EventWorker, self)))
             stack.enter_context(patch.object(host, "ThreadPoolExecutor", partial(EventExecutor, self)))
             self.host = MachineHost(node.config, self.register, log, self._clock, supervisor, conditions, lambda: None)

@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.core import leader_elector, standing
-from dledger.core.entry_pusher import EntryDispatcher, EntryHandler, QuorumAckChecker
+from dledger.core.dispatcher import EntryDispatcher
+from dledger.core.handler import EntryHandler
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_changes import MemberChanges
 from dledger.core.member_state import Candidate, Leader, MemberState
@@ -27,13 +28,14 @@ from dledger.core.messages import (
     PushTruncate,
     Readmission,
     ReceivedPush,
+    RoleReason,
     VoteRequest,
     VoteResult,
+    Wake,
 )
-from dledger.core.outbox import RoleReason, Wake
 from dledger.core.ports import Log, ProducersAt
 from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
-from dledger.core.read_index import ReadDone, ReadIndexQueue
+from dledger.core.quorum_ack import QuorumAckChecker, ReadDone, ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
 from dledger.members import Configuration

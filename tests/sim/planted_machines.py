@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 from unittest.mock import patch
 
-from dledger.core.entry_pusher import EntryHandler
+from dledger.core.handler import EntryHandler
 from dledger.core.messages import PushInstall
-from dledger.rpc.peers.snapshot_exchange import SnapshotTransfer
+from dledger.rpc.peers.exchanges import SnapshotTransfer
 from dledger.statemachine.applier import Applier
-from dledger.statemachine.commands import CommandBatch, Waiters
-from dledger.statemachine.duplicates import Duplicates
+from dledger.statemachine.commands import CommandBatch, Duplicates, Waiters
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost, QueryDone
 from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotMeta

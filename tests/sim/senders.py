@@ -12,10 +12,10 @@ from collections import Counter, deque
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from dledger.client.aio.append_stream import APPEND_RULES, AppendBatch, AppendedResults
+from dledger.client.aio.appending import APPEND_RULES, AppendBatch, AppendedResults
 from dledger.client.shared import AppendResult, results_of
 from dledger.core.node import Node
-from dledger.core.producer_names import MADE_UP_BYTES, made_up_name
+from dledger.core.noop_payload import MADE_UP_BYTES, made_up_name
 from dledger.errors import (
     DLedgerError,
     EarlierRequestFailedError,
@@ -23,8 +23,7 @@ from dledger.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from dledger.sending.batch import AllStored
-from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.batch import AllStored, ProducerNumbering
 from dledger.sending.window import NEVER, Window, WindowOptions
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch
 from tests.sim.checker import require

@@ -17,7 +17,7 @@ from typing import Final
 
 from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.format import BLANK, HEADER
-from dledger.store.members_file import MEMBERS_FILE
+from dledger.store.identity import MEMBERS_FILE
 from dledger.types import NO_ENTRY, EntryId, Magic, NodeId, Position
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.checks import all_delivered, check_consumers, check_keys, check_queues

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
-from dledger.client_server import ServedLog
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
+from dledger.host import ServedLog
+from dledger.rpc.peers.exchanges import committed_crcs
 from dledger.rpc.peers.identity import PeerIdentity
-from dledger.rpc.peers.log_exchange import committed_crcs
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId
 from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport

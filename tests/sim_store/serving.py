@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError
-from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.loops import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.mastership import Mastership, group_view
 from rocketstore.broker.reading import ReadThreads

@@ -22,9 +22,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import dledger.rpc.loops
-from dledger.client_server import ClientServer
+from dledger.host import ClientServer
 from dledger.rpc.listening import listen
-from dledger.rpc.peers.log_exchange import PeerLogClient
+from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.store.fs import FileSystem

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-import dledger.store.boot_record
+import dledger.store.durable_state
 from tests.sim_store.clients import Clients
 from tests.sim_store.model import Model
 from tests.sim_store.substitutes import substitute
@@ -117,8 +117,8 @@ def run_world(make: Callable[[Path], World]) -> Result:
     """Run a world in a directory of its own; never raises for what goes wrong in it."""
     root = new_directory("sim-store")
     world = make(root)
-    boot_file = dledger.store.boot_record._BOOT_ID
-    dledger.store.boot_record._BOOT_ID = BootId()  # type: ignore[misc,assignment]  # a file of the machine
+    boot_file = dledger.store.durable_state._BOOT_ID
+    dledger.store.durable_state._BOOT_ID = BootId()  # type: ignore[misc,assignment]  # a file of the machine
     try:
         with substitute(world.scheduler):
             try:
@@ -129,5 +129,5 @@ def run_world(make: Callable[[Path], World]) -> Result:
                 world.end()
         return world.result()
     finally:
-        dledger.store.boot_record._BOOT_ID = boot_file  # type: ignore[misc]
+        dledger.store.durable_state._BOOT_ID = boot_file  # type: ignore[misc]
         shutil.rmtree(root, ignore_errors=True)

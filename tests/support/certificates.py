@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dledger.client.security import TlsFiles
+from dledger.client.shared import TlsFiles
 from dledger_cli.certs import Pair
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
-from dledger.core.entry_pusher import EntryDispatcher
+from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.member_state import Follower, Leader, MemberRun
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
@@ -21,11 +21,12 @@ from dledger.core.messages import (
     LoadRun,
     Message,
     PushAppend,
+    RoleChange,
     TakeLeadership,
     VoteRequest,
+    Wake,
 )
 from dledger.core.node import Node
-from dledger.core.outbox import RoleChange, Wake
 from dledger.core.ports import Random
 from dledger.errors import DLedgerError, LeaderHint
 from dledger.members import ChangeKind, Configuration, MemberChange

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dledger.client_server import ClientServer
 from dledger.config import ServerConfig, StoreConfig
 from dledger.errors import LeaderHint
+from dledger.host import ClientServer
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from dledger_cli.local.group import free_ports

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dledger.access.guard import AccessGuard
-from dledger.client_server import ClientServer, ServedLog
 from dledger.conditions import Condition, Conditions
 from dledger.config import ServerConfig
 from dledger.errors import (
@@ -19,6 +18,7 @@ from dledger.errors import (
     StaleConfigurationError,
     UnknownProducerError,
 )
+from dledger.host import ClientServer, ServedLog
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.rpc.ports import CommitEvent, LogNode, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent

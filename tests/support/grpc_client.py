@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
-from dledger.access import signing
-from dledger.client.security import ClientSecurity, TlsFiles
+from dledger.access import guard
+from dledger.client.shared import ClientSecurity, TlsFiles
 from dledger.rpc import tls
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -68,7 +68,7 @@ class _Details(NamedTuple):
 
 
 class _Signing(_Unary, _UnaryStream, _Stream):
-    """Signs each call when it is made. A server refuses the first one and names itself (``dledger.access.signing``): a
+    """Signs each call when it is made. A server refuses the first one and names itself (``dledger.access.guard``): a
     unary call is then repeated at once.
     """
 
@@ -132,19 +132,19 @@ class Signer:
         nonce = f"{self._session}-{next(self._numbers)}"
         audience = self._audiences.get(address, "")
         key = self._access_key
-        signature = signing._signature(self._secret, method, key, timestamp, nonce, audience, signing.digest_of(body))
+        signature = guard._signature(self._secret, method, key, timestamp, nonce, audience, guard.digest_of(body))
         return (
-            (signing.ACCESS_KEY, key),
-            (signing.TIMESTAMP, timestamp),
-            (signing.NONCE, nonce),
-            (signing.AUDIENCE, audience),
-            (signing.SIGNATURE, signature),
+            (guard.ACCESS_KEY, key),
+            (guard.TIMESTAMP, timestamp),
+            (guard.NONCE, nonce),
+            (guard.AUDIENCE, audience),
+            (guard.SIGNATURE, signature),
         )
 
     def learn(self, address: str, told: Mapping[str, str]) -> bool:
         """Take a refusal's trailing metadata; returns whether it asks to sign again, for the audience that it names."""
-        if told.get(signing.REFUSAL) != signing.CHALLENGE or not told.get(signing.AUDIENCE):
+        if told.get(guard.REFUSAL) != guard.CHALLENGE or not told.get(guard.AUDIENCE):
             return False
         with self._lock:
-            self._audiences[address] = told[signing.AUDIENCE]
+            self._audiences[address] = told[guard.AUDIENCE]
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.membership_payload import encode_configuration
+from dledger.core.membership import encode_configuration
 from dledger.core.ports import Log
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.types import NO_INDEX, LogIndex, Magic, NodeId, Term

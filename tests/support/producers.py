@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dledger.core.producer_payload import ProducerSnapshot, Registration, decode_payload, encode_snapshot
+from dledger.core.noop_payload import ProducerSnapshot, Registration, decode_payload, encode_snapshot
 from dledger.types import AppendedBatch, HardState, LogIndex, Magic, ProducerBatch, Standing, Term
 from tests.support.cluster import Outcome
 from tests.support.solo import Solo

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from dledger.remoting.acl import signed
-from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode
+from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode, signed
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
 

@@ -29,7 +29,7 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.members import ChangeKind, Configuration, MemberChange
-from dledger.runtime.supervisor import NodeFailedError
+from dledger.runtime.threads import NodeFailedError
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, ProducerBatch, Role, Standing
 from dledger_cli import certs

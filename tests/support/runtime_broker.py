@@ -11,8 +11,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
-from dledger.rpc.bridge import LoopThread
 from dledger.rpc.listening import stop_serving
+from dledger.rpc.loops import LoopThread
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.bodies.runtime import own_table

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from dledger.access import signing
+from dledger.access import guard
 from tests.support.grpc_client import trailing_metadata
 
 Metadata = tuple[tuple[str, str], ...]
@@ -44,19 +44,19 @@ class SignedCalls:
         """A signature as a client makes it, made ``age_ms`` ago."""
         stamp = str(time.time_ns() // 1_000_000 - age_ms)
         nonce = nonce or f"{secrets.token_hex(8)}-1"
-        parts = (method, self._key, stamp, nonce, self.audience, signing.digest_of(body))
+        parts = (method, self._key, stamp, nonce, self.audience, guard.digest_of(body))
         return (
-            (signing.ACCESS_KEY, self._key),
-            (signing.TIMESTAMP, stamp),
-            (signing.NONCE, nonce),
-            (signing.AUDIENCE, self.audience),
-            (signing.SIGNATURE, signing._signature(self._secret.encode(), *parts)),
+            (guard.ACCESS_KEY, self._key),
+            (guard.TIMESTAMP, stamp),
+            (guard.NONCE, nonce),
+            (guard.AUDIENCE, self.audience),
+            (guard.SIGNATURE, guard._signature(self._secret.encode(), *parts)),
         )
 
     def meet(self, method: str, body: bytes) -> None:
         """Learn for whom to sign."""
         answer = self.call(method, body, self.metadata(method, body))
-        self.audience = answer.trailing.get(signing.AUDIENCE, "")
+        self.audience = answer.trailing.get(guard.AUDIENCE, "")
         assert self.audience, answer
 
     def call(self, method: str, body: bytes, metadata: Metadata = (), *, timeout_s: float | None = 10) -> Answer:

@@ -18,12 +18,14 @@ from dledger.core.messages import (
     PushKind,
     PushResponse,
     ReceivedPush,
+    RoleChange,
+    SnapshotFetch,
     VoteRequest,
     VoteResponse,
     VoteResult,
+    Wake,
 )
 from dledger.core.node import Node
-from dledger.core.outbox import RoleChange, SnapshotFetch, Wake
 from dledger.core.ports import MachineState, Random
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import NO_ENTRY, Boundary, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term

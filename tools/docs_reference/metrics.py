@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.core.outbox import RoleReason
+from dledger.core.messages import RoleReason
 from dledger_cli.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
 from dledger_cli.metrics.histogram import LATENCY_BOUNDS_S
 from tools.docs_reference.sections import replaced

@@ -8,9 +8,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from dledger.backoff import Backoff
-from dledger.client.aio.calls import Calls
-from dledger.client.aio.connections import ROLE_CHANGES_MAX, NodeConnections
+from dledger.client.aio.connections import ROLE_CHANGES_MAX, Calls, NodeConnections
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S, Directory, nobody_answers, parse_addresses, report_of_node
 from dledger.client.shared import (
     RETRY_WAIT_S_MAX,
@@ -21,10 +19,11 @@ from dledger.client.shared import (
     is_retried_read,
     members_by_id,
 )
+from dledger.clock import Backoff
 from dledger.errors import DLedgerError, LeaderHint, NotLeaderError, UnavailableError
 from dledger.members import Configuration, MemberChange
-from dledger.remoting.log import codec
-from dledger.remoting.log.codec import LogCode
+from dledger.remoting import log_codec
+from dledger.remoting.log_codec import LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Read, ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
@@ -42,13 +41,11 @@ from dledger.types import (
 )
 
 if TYPE_CHECKING:
-    from dledger.client.aio.append_stream import AppendBatch
-    from dledger.client.aio.appending import Appending
-    from dledger.client.aio.commands import CommandSender
+    from dledger.client.aio.appending import AppendBatch, Appending, CommandSender
     from dledger.client.aio.large_reads import LargeReads, ReadTarget
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from dledger.rpc.clients.bulk_codec import LocatedEntries
-    from dledger.sending.futures import AsyncSentItem, AsyncSentMany
+    from dledger.sending.aio import AsyncSentItem, AsyncSentMany
 
 FOLLOW_WAIT_S: Final = 5.0
 """How long a node may hold back the answer to a follower, who would not notice its death before."""
@@ -197,7 +194,7 @@ class DLedgerClient:
         ``PendingFullError`` while more than 1,024 wait.
         """
         if self._commanding is None:
-            from dledger.client.aio.commands import CommandSender
+            from dledger.client.aio.appending import CommandSender
 
             self._commanding = CommandSender(self._connections, self._calls, self.group)
         return await self._commanding.send(command, self._timeout_s(timeout_s))
@@ -217,13 +214,13 @@ class DLedgerClient:
         In mode COMMITTED any node answers with its present state, which may be old; with ``wait_s`` (up to 15 s) once
         it has applied an entry after ``after``, or when that time is up.
         """
-        from dledger.rpc.clients import machine_codec
+        from dledger.rpc.clients import group_codec
 
-        query = machine_codec.Query(self.group, request, mode, LogIndex(after), round(wait_s * 1000))
-        encoded, deadline = machine_codec.encode_query(query), TimeLimit(self._timeout_s(timeout_s) + wait_s)
+        query = group_codec.Query(self.group, request, mode, LogIndex(after), round(wait_s * 1000))
+        encoded, deadline = group_codec.encode_query(query), TimeLimit(self._timeout_s(timeout_s) + wait_s)
 
         async def ask(at: str, until: TimeLimit) -> QueryAnswer:
-            return machine_codec.decode_answer(await self._connections.call(at, LogCode.QUERY, encoded, until))
+            return group_codec.decode_answer(await self._connections.call(at, LogCode.QUERY, encoded, until))
 
         if address is not None:
             return await self._calls.at_one(ask, address, deadline)
@@ -233,14 +230,12 @@ class DLedgerClient:
 
     async def create_snapshot(self, address: str, *, timeout_s: float = 60.0) -> SnapshotState:
         """Have the node at ``address`` write a snapshot of its state machine; returns when it is durable."""
-        from dledger.rpc.clients import machine_codec
+        from dledger.rpc.clients import group_codec
 
-        request = machine_codec.encode_snapshot_request(self.group)
+        request = group_codec.encode_snapshot_request(self.group)
 
         async def ask(at: str, until: TimeLimit) -> SnapshotState:
-            return machine_codec.decode_snapshot_state(
-                await self._connections.call(at, LogCode.SNAPSHOT, request, until)
-            )
+            return group_codec.decode_snapshot_state(await self._connections.call(at, LogCode.SNAPSHOT, request, until))
 
         return await self._calls.at_one(ask, address, TimeLimit(timeout_s))
 
@@ -262,11 +257,11 @@ class DLedgerClient:
         Empty when ``first_index`` is the next index to be written. Any node may answer in mode COMMITTED and LOCAL,
         only the leader in mode LINEARIZABLE; ``address`` picks one.
         """
-        request = codec.encode_read(Read(self.group, LogIndex(first_index), count, max_bytes, mode))
+        request = log_codec.encode_read(Read(self.group, LogIndex(first_index), count, max_bytes, mode))
         deadline = self._deadline(timeout_s)
 
         async def ask(at: str, until: TimeLimit) -> list[Entry]:
-            return codec.decode_read_answer(await self._connections.call(at, LogCode.READ, request, until)).entries
+            return log_codec.decode_read_answer(await self._connections.call(at, LogCode.READ, request, until)).entries
 
         if address is not None:
             return await self._calls.at_one(ask, address, deadline)
@@ -290,12 +285,14 @@ class DLedgerClient:
         wait_s = min(self.timeout_s, FOLLOW_WAIT_S)
         node, broken, backoff = address, self._deadline(None), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
-            request = codec.encode_read(Read(self.group, next_index), round(wait_s * 1000))
+            request = log_codec.encode_read(Read(self.group, next_index), round(wait_s * 1000))
             try:
                 if node is None:
                     _, node = await self._calls.at_any(self._calls.status, TimeLimit(broken.remaining_s))
                 patience = TimeLimit(wait_s + self.timeout_s)
-                answer = codec.decode_read_answer(await self._connections.call(node, LogCode.READ, request, patience))
+                answer = log_codec.decode_read_answer(
+                    await self._connections.call(node, LogCode.READ, request, patience)
+                )
             except DLedgerError as error:
                 if node is not None:
                     self._directory.note_failure(node, error)
@@ -480,12 +477,12 @@ class DLedgerClient:
         ``ChangeInProgressError``, ``NotReadyToPromoteError``, ``WouldLoseQuorumError``, ``MemberExistsError``,
         ``MemberUnknownError``, ``StaleConfigurationError`` and ``TooManyMembersError``.
         """
-        from dledger.rpc.clients import member_codec
+        from dledger.rpc.clients import group_codec
 
-        request = member_codec.encode_change(self.group, change)
+        request = group_codec.encode_change(self.group, change)
 
         async def ask(address: str, deadline: TimeLimit) -> Configuration:
-            return member_codec.decode_changed(
+            return group_codec.decode_changed(
                 await self._connections.call(address, LogCode.CHANGE_MEMBERS, request, deadline, changes=True)
             )
 

@@ -17,11 +17,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dledger.backoff import Backoff
-from dledger.client.aio.calls import Calls
-from dledger.client.aio.connections import NodeConnections
+from dledger.client.aio.connections import Calls, NodeConnections
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
 from dledger.client.shared import RETRY_WAIT_S_MAX, RETRY_WAIT_S_MIN, ReadFrom, TimeLimit, is_retried_read
+from dledger.clock import Backoff
 from dledger.errors import (
     CorruptLogError,
     DiskError,
@@ -31,7 +30,7 @@ from dledger.errors import (
     IndexOutOfRangeError,
     UnavailableError,
 )
-from dledger.remoting.log.codec import LogCode
+from dledger.remoting.log_codec import LogCode
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.ports import NodeStatus
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position, Role

@@ -20,7 +20,7 @@ from dledger.access.quota import Limits, Quota, Quotas
 from dledger.access.rules import Permission
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
-from dledger.core.producer_names import own_name
+from dledger.core.noop_payload import own_name
 from dledger.errors import (
     AppendsNotServedError,
     DLedgerError,
@@ -34,11 +34,11 @@ from dledger.errors import (
 )
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.members import Configuration, MemberChange
-from dledger.rpc.bridge import EventHub, LoopBridge, LoopCallback
-from dledger.rpc.clients.answers import AnswerRoom, Leases
 from dledger.rpc.clients.bulk_service import BulkService
 from dledger.rpc.clients.codec import Read, ReadAnswer, ReadMode
-from dledger.rpc.clients.machine_codec import Commands, Query
+from dledger.rpc.clients.connections import AnswerRoom, Leases
+from dledger.rpc.clients.group_codec import Commands, Query
+from dledger.rpc.loops import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.ports import LogNode, NodeStatus
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
 from dledger.values import MIB

@@ -2,21 +2,26 @@
 
 Domain errors travel in the answer's ``Status``; a gRPC status other than OK means a malformed request, a limit, or a
 node that is shutting down.
+
+Of a client's ``AppendStream``, requests are submitted as they arrive, and answers are written as they complete.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial, wraps
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from dledger.access.guard import Caller, quota_at
+from dledger.access.quota import Quota
 from dledger.errors import (
     DLedgerError,
+    EarlierRequestFailedError,
     IdentityError,
     IndexOutOfRangeError,
     InvalidRequestError,
@@ -24,16 +29,153 @@ from dledger.errors import (
     PendingFullError,
     told,
 )
+from dledger.records import record
 from dledger.rpc import options
-from dledger.rpc.bridge import LoopCallback
-from dledger.rpc.clients import access_gate, bulk_codec, codec, machine_codec, member_codec
-from dledger.rpc.clients.aio_server import Methods
-from dledger.rpc.clients.append_stream import AppendStream, Call
+from dledger.rpc.clients import bulk_codec, codec, group_codec, grpc_server
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.clients.codec import ReadMode
-from dledger.rpc.clients.connections import Connection, Connections
+from dledger.rpc.clients.connections import SMALL_BYTES, AnswerRoom, Connection, Connections, Leases
+from dledger.rpc.clients.grpc_server import Methods
 from dledger.rpc.clients.log_requests import READ_BYTES_DEFAULT, AppendOutcome, LogOperation, LogRequests
+from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.rpc.ports import RoleEvent
+from dledger.values import MIB
+
+REQUESTS_PENDING_MAX: Final = 1024
+"""The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""
+BYTES_PENDING_MAX: Final = 16 * MIB
+
+Submit = Callable[[codec.Append, Callable[[AppendOutcome], None]], None]
+
+
+class AppendStream:
+    """Lives on the loop; ``submit`` checks a request and passes it to the node."""
+
+    def __init__(
+        self,
+        call: Call,
+        bridge: LoopBridge,
+        submit: Submit,
+        on_refusal: Callable[[DLedgerError], None],
+        request_bytes_max: int,
+    ) -> None:
+        """``on_refusal`` is called for every failed append."""
+        self._context = call.context
+        self._quota = call.quota
+        self._connection = call.connection
+        self._on_refusal = on_refusal
+        self._bridge = bridge
+        self._submit = submit
+        self._request_bytes_max = request_bytes_max
+        self._answers: deque[tuple[bytes, int, int]] = deque()  # encoded answer, and its request's entries and bytes
+        self._answer_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._requests_pending = 0
+        self._bytes_pending = 0
+        self._ended = False
+        self._left = False
+        self._failed = False
+
+    async def run(self) -> None:
+        """Serve until the client ends the stream and every request is answered. Raises ``InvalidRequestError``."""
+        # Tells the client that the stream is accepted: requests that fail before that were certainly not sent.
+        await self._context.send_initial_metadata(options.limit_metadata(self._request_bytes_max))
+        writer = asyncio.create_task(self._write_answers())
+        reader = asyncio.create_task(self._read_requests())
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():  # no answers are written any more, so a reader waiting for room would never get any
+                reader.cancel()
+                await writer
+                return
+            reader.result()
+            self._ended = True
+            self._answer_ready.set()
+            await writer
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._left = True
+            while self._answers:
+                _, entries, size = self._answers.popleft()
+                self._quota.give(entries, size)
+
+    async def _read_requests(self) -> None:
+        while isinstance(data := await self._context.read(), bytes):
+            self._take(codec.decode_append(data), len(data))
+            while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
+                self._room.clear()
+                await self._room.wait()
+            while self._quota.is_full:  # including the client's other streams
+                await self._quota.wait_room(self._room)
+
+    def _take(self, request: codec.Append, size: int) -> None:
+        self._requests_pending += 1
+        self._bytes_pending += size
+        request_id, entries = request.request_id, len(request.bodies)
+        self._quota.take(entries, size)
+
+        done = partial(self._answered, request_id, entries, size)
+        if request.ordered and self._failed:
+            done(EarlierRequestFailedError("an earlier append of this stream failed: open a new stream"))
+        else:
+            self._submit(request, done)
+
+    def _answered(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:  # on any thread
+        self._bridge.post(partial(self._on_done, request_id, entries, size, outcome))
+
+    def _on_done(self, request_id: int, entries: int, size: int, outcome: AppendOutcome) -> None:
+        if isinstance(outcome, DLedgerError):
+            self._failed = True
+            self._on_refusal(outcome)
+        if self._left:
+            self._quota.give(entries, size)
+            return
+        self._answers.append((codec.encode_appended(request_id, outcome), entries, size))
+        self._answer_ready.set()
+
+    async def _write_answers(self) -> None:
+        while True:
+            while self._answers:
+                answer, entries, size = self._answers[0]
+                with self._connection.writing():
+                    await self._context.write(answer)
+                # Only now: a client that reads no answers must not fill the memory with them.
+                self._answers.popleft()
+                self._requests_pending -= 1
+                self._bytes_pending -= size
+                self._quota.give(entries, size)
+                self._room.set()
+            if self._ended and not self._requests_pending:
+                return
+            self._answer_ready.clear()
+            await self._answer_ready.wait()
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """The context of a request, for its handler. ``caller`` is None without access control."""
+
+    context: grpc.aio.ServicerContext[Any, Any]  # Any: of any messages
+    connection: Connection
+    quota: Quota
+    caller: Caller | None
+    room: AnswerRoom
+
+    def leases(self) -> Leases:
+        """Room for this call's answers, one at a time."""
+        return Leases(self.room, self.quota, self.connection)
+
+    def until_done(self, leases: Leases) -> Leases:
+        """Keep the room of the call's only answer until gRPC has finished the call."""
+        self.context.add_done_callback(lambda _: leases.end())  # type: ignore[arg-type]  # grpc-stubs: of their own type
+        return leases
+
+    def check_answer(self, size: int) -> None:
+        """Take room for an answer made without it. Raises ``TooManyWaitsError``: the answer must then be dropped."""
+        if size > SMALL_BYTES:
+            self.until_done(self.leases()).take_now(size)
+
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -190,40 +332,40 @@ class LogService:
             return codec.encode_transferred(error, self._requests.status().term)
 
     async def _change_members(self, data: bytes, _call: Call) -> bytes:
-        group, change = member_codec.decode_change(data)
+        group, change = group_codec.decode_change(data)
         try:
-            return member_codec.encode_changed(await self._requests.change_members(group, change))
+            return group_codec.encode_changed(await self._requests.change_members(group, change))
         except DLedgerError as error:
-            return member_codec.encode_changed(error)
+            return group_codec.encode_changed(error)
 
     async def _command(self, data: bytes, call: Call) -> bytes:
-        request = machine_codec.decode_commands(data)
+        request = group_codec.decode_commands(data)
         is_applied = False
         try:
             results = await self._requests.command(call.caller, call.quota, request, len(data))
             is_applied = True
-            answer = machine_codec.encode_results(results)
+            answer = group_codec.encode_results(results)
             call.check_answer(len(answer))
         except DLedgerError as error:
             if is_applied:  # only the results found no room
                 error.outcome = "unknown"
             self._requests.note_refusal(error)
-            return machine_codec.encode_results(error)
+            return group_codec.encode_results(error)
         return answer
 
     async def _query(self, data: bytes, call: Call) -> bytes:
-        request = machine_codec.decode_query(data)
+        request = group_codec.decode_query(data)
         try:
-            return machine_codec.encode_answer(await self._requests.query(request, call.quota))
+            return group_codec.encode_answer(await self._requests.query(request, call.quota))
         except DLedgerError as error:
-            return machine_codec.encode_answer(error)
+            return group_codec.encode_answer(error)
 
     async def _snapshot(self, data: bytes, _call: Call) -> bytes:
-        group = machine_codec.decode_snapshot_request(data)
+        group = group_codec.decode_snapshot_request(data)
         try:
-            return machine_codec.encode_snapshot_state(await self._requests.snapshot(group))
+            return group_codec.encode_snapshot_state(await self._requests.snapshot(group))
         except DLedgerError as error:
-            return machine_codec.encode_snapshot_state(error)
+            return group_codec.encode_snapshot_state(error)
 
     async def _locate(self, data: bytes, _call: Call) -> bytes:
         request = bulk_codec.decode_locate(data)
@@ -241,7 +383,7 @@ class LogService:
             quota = quota_at(connection.host, connection.peer, requests.quotas)
             return Call(context, connection, quota, None, requests.room)
         method, peer = options.method(options.LOG_SERVICE, name), connection.peer
-        caller = access_gate.admit(guard, requests.quotas, method, context, peer, body)
+        caller = grpc_server.admit(guard, requests.quotas, method, context, peer, body)
         requests.require(guard, caller, _operation(name), name)
         return Call(context, connection, caller.quota, caller, requests.room)
 
@@ -252,7 +394,7 @@ class LogService:
         if guard is None or caller is None:
             yield
             return
-        with access_gate.open_stream(guard, caller, partial(self._requests.may, caller, _operation(name))):
+        with grpc_server.open_stream(guard, caller, partial(self._requests.may, caller, _operation(name))):
             yield
 
     def _answers(
@@ -342,11 +484,11 @@ class LogService:
             self._requests.conditions.limit(str(error))
         if isinstance(error, InvalidRequestError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told(error))
-        if isinstance(error, access_gate.REFUSALS):
-            code, metadata = access_gate.refusal_of(self._requests.guard, error)
+        if isinstance(error, grpc_server.REFUSALS):
+            code, metadata = grpc_server.refusal_of(self._requests.guard, error)
             await context.abort(code, told(error), metadata)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told(error))
 
 
-_GRPC_ERRORS: Final = (InvalidRequestError, TooManyBulkReadsError, *access_gate.REFUSALS)
+_GRPC_ERRORS: Final = (InvalidRequestError, TooManyBulkReadsError, *grpc_server.REFUSALS)
 """Errors that end a call without an answer."""

@@ -19,8 +19,8 @@ from dledger.rpc import loops, options, tls
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.peers.identity import Introduction, Reasons
+from dledger.rpc.tls import TlsStream
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.rpc.tls_stream import TlsStream
 
 CONNECT_TIMEOUT_S: Final = options.RECONNECT_MS_MAX / 1000
 """For connecting and the handshake together."""

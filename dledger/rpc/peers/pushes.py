@@ -11,7 +11,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final
 
-from dledger.core.membership_payload import CONFIGURATION_BYTES_MAX, decode_configuration, encode_configuration
+from dledger.core.membership import CONFIGURATION_BYTES_MAX, decode_configuration, encode_configuration
 from dledger.core.messages import (
     PushAppend,
     PushCommit,

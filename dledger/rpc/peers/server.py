@@ -3,35 +3,130 @@
 A thread receives a message, gives it to the receiver, which may wait for the node's lock and the disk, and sends the
 answer. Answers to pushes may also come from the flusher. A peer has at most one connection for each purpose: a newer
 one ends the older, which may hang on a path not yet known to be dead.
+
+It also finds out whether a leader whose connections broke is gone (``dledger.core.failure_detection``). A killed
+process's sockets are closed by its kernel, and its port refuses connections at once. So one connection to the leader's
+own address tells a killed leader from a replaced or lost connection; nobody else can give that answer. A power cut, a
+cut cable or a firewall looks like silence, and is left to the election timeout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from dledger.config import ServerConfig
+from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
 from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, TlsError, UnknownMemberError
 from dledger.log_output import speaks_for
-from dledger.rpc import options
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc import loops, options
+from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec, pushes
-from dledger.rpc.peers.acceptor import PeerCaller, PeerGroup
 from dledger.rpc.peers.codec import GroupHeartbeat
-from dledger.rpc.peers.connection import PeerConnection
-from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, Purpose
+from dledger.rpc.peers.exchanges import PeerLogService, PeerSnapshotService
+from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, PeerConnection, Purpose
 from dledger.rpc.peers.identity import Introduction
-from dledger.rpc.peers.log_exchange import PeerLogService
-from dledger.rpc.peers.port import PeerPort
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotService
-from dledger.rpc.peers.suspicion import LeaderWatch
+from dledger.rpc.peers.port import PeerCaller, PeerGroup, PeerPort
 from dledger.rpc.ports import PeerLog, PeerSnapshots, Receiver
-from dledger.types import NodeId
+from dledger.types import NodeId, Term
+
+LOOK_S_MAX: Final = 0.1
+"""How long a look may take, connecting included."""
+PAUSE_S: Final = 0.1
+"""The least time from one look to the next: connections that break again and again must not become a load."""
+
+
+class LeaderWatch:
+    """Looks after leaders whose connections broke, one at a time. On one event loop."""
+
+    def __init__(
+        self, find: Callable[[NodeId], Member | None], receiver: Receiver, report: Report = log_failure
+    ) -> None:
+        """``find`` knows where a member is, if anybody does."""
+        self._find = find
+        self._receiver = receiver
+        self._report = report
+        self._task: asyncio.Task[None] | None = None
+        self._lost: set[NodeId] = set()
+        self._next_s = 0.0
+        self._closed = False
+
+    def broke(self, peer: NodeId) -> None:
+        """The last connection of ``peer`` broke; if this member follows it, look whether it is there."""
+        if self._closed or self._find(peer) is None or self._followed(peer) is None:
+            return
+        self._lost.add(peer)
+        if self._task is None:
+            self._task = asyncio.create_task(self._look(), name="dledger-leader-watch")
+            supervise(self._task, self._report)
+
+    def _followed(self, peer: NodeId) -> Term | None:
+        try:
+            return self._receiver.follows(peer)
+        except DLedgerError:  # the node stops
+            return None
+
+    async def close(self) -> None:
+        """Give up. Idempotent."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # a failure has been reported already
+                await self._task
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._lost:
+                await asyncio.sleep(max(0.0, self._next_s - loop.time()))
+                peer = self._lost.pop()
+                term, address = self._followed(peer), self._find(peer)
+                if term is not None and address is not None:
+                    self._next_s = loop.time() + PAUSE_S
+                    await self._dial(address, term)
+        except DLedgerError:  # the node stops
+            return
+        finally:
+            self._task = None
+
+    async def _dial(self, leader: Member, term: Term) -> None:
+        """Refused or reset: its process is gone. Accepted: something is there, and is asked. Else nothing is known."""
+        peer = leader.node_id
+        try:
+            async with asyncio.timeout(LOOK_S_MAX):
+                transport, quiet = await loops.connect(_Quiet, leader.host, leader.port)
+                try:
+                    self._receiver.leader_lost(peer, term, gone=False)
+                    await quiet.ended  # a dying process may still have accepted it
+                finally:
+                    transport.abort()
+        except (ConnectionRefusedError, ConnectionResetError):
+            self._receiver.leader_lost(peer, term, gone=True)
+        except (OSError, RuntimeError):  # a time-out, an unreachable host, or no thread to resolve its name
+            return
+
+
+class _Quiet(asyncio.Protocol):
+    """A connection on which nothing is said. ``ended`` raises if the other side's process does."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """A closed connection, without an error, tells nothing: a live member may be at its limit."""
+        if self.ended.done():
+            return
+        if isinstance(error, ConnectionResetError):
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
+
 
 _LOG = logging.getLogger(__name__)
 

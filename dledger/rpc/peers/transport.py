@@ -28,13 +28,11 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import InvariantError
-from dledger.rpc.bridge import LoopBridge, Report, log_failure, supervise
-from dledger.rpc.peers.addresses import Reachable
+from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers.dialling import PeerDialler
 from dledger.rpc.peers.frames import Purpose
-from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
-from dledger.rpc.peers.link import PeerLink
-from dledger.rpc.peers.outgoing import ControlQueue, PushQueue
+from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reachable, Reasons
+from dledger.rpc.peers.link import ControlQueue, PeerLink, PushQueue
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.server import PeerServer
 from dledger.rpc.ports import PeerLog, PeerSnapshots, Receiver

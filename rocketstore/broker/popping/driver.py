@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.errors import DLedgerError
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import Mastership, QueueKey
 from rocketstore.broker.pop_types import ANY_QUEUE
 from rocketstore.broker.popping.copies import Copies

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Received

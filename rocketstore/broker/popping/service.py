@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 from dledger.access.rules import RETRY_PREFIX
 from dledger.clock import Clock
-from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership

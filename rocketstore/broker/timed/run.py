@@ -16,12 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from dledger.backoff import Backoff
-from dledger.clock import Clock
+from dledger.clock import Backoff, Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, InvalidRequestError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed.listing import AskedRecall, RecallLookup, handle_for, no_message
 from rocketstore.broker_config import BrokerConfig

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.rpc.bridge import LoopBridge, LoopCallback
-from dledger.runtime.supervisor import Supervisor
+from dledger.rpc.loops import LoopBridge, LoopCallback
+from dledger.runtime.threads import Supervisor
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.reading import ReadThreads

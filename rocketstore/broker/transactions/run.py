@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from dledger.backoff import Backoff
-from dledger.clock import Clock
+from dledger.clock import Backoff, Clock
 from dledger.errors import CorruptLogError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Worker
+from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.transactions.checks import Askers, Checks
 from rocketstore.broker.transactions.halves import (

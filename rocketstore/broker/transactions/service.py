@@ -26,8 +26,8 @@ from typing import Final, NamedTuple
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
-from dledger.rpc.bridge import LoopBridge, LoopCallback
-from dledger.runtime.supervisor import Supervisor
+from dledger.rpc.loops import LoopBridge, LoopCallback
+from dledger.runtime.threads import Supervisor
 from dledger.values import host_of
 from rocketstore.broker.clients import Client, ClientTables, HalfCheck
 from rocketstore.broker.live_config import LiveConfig

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.admin_answers import body_of, settings_of
 from rocketstore.client.aio.admin_groups import GroupAdmin
@@ -25,7 +25,7 @@ from rocketstore.remoting.codes import RequestCode as Code
 from rocketstore.remoting.headers import BrokerNameHeader
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 TIMEOUT_S: Final = 5.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dledger import properties
 from dledger.errors import ConfigError, InvalidRequestError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from dledger.values import address_text
 from rocketstore.client.aio.errors import BadAnswerError, NotFoundError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dledger.errors import ConfigError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.admin_answers import body_of
 from rocketstore.client.aio.admin_records import ConsumeMode, GroupInfo, GroupMembers, QueueProgress
 from rocketstore.client.aio.admin_requests import AdminRequests, Start, all_of, those_there

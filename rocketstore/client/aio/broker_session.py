@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.assignment import Assignment, DeliveryQueue
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import Deadline

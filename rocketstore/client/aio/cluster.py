@@ -33,7 +33,7 @@ from rocketstore.client.aio.routes import RouteCache, RoutedBroker, TopicRoute, 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from dledger.remoting.connection import RemotingConnection
     from dledger.remoting.frame import Frame
 

@@ -2,7 +2,7 @@
 
 Plaintext leaves this machine only if that is safe: without TLS only loopback addresses are dialled, unless
 ``ClientSecurity.insecure`` is set; that holds for addresses that brokers and name servers tell, too. Nor does a
-signature go to such an address without TLS (``dledger.client.security.signed_for``).
+signature go to such an address without TLS (``dledger.client.shared.signed_for``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from dledger.client.security import NOT_SIGNED_FOR, signed_for
+from dledger.client.shared import NOT_SIGNED_FOR, signed_for
 from dledger.errors import ConfigError
-from dledger.remoting.acl import signed
 from dledger.remoting.client import RemotingClient, UnreachableError
-from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
+from dledger.remoting.codes import TLS_REQUIRED, AnswerCode, FrameError
 from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
-from dledger.remoting.errors import FrameError
-from dledger.remoting.frame import Frame
+from dledger.remoting.frame import Frame, signed
 from dledger.rpc import tls
 from dledger.values import plaintext_problems
 from rocketstore.client.aio.errors import (
@@ -37,7 +35,7 @@ from rocketstore.remoting.headers import write_header
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 ATTEMPT_S_MAX: Final = 3.0
 """RocketMQ's ``sendMsgTimeout``: how long one server may take, of the time that a call has in all."""

@@ -45,7 +45,7 @@ from rocketstore.remoting.headers import SendBackHeader
 from rocketstore.types import ConsumeFromWhere, MessageModel
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
     from dledger.remoting.connection import RemotingConnection
     from dledger.remoting.frame import Frame
 

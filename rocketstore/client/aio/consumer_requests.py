@@ -6,9 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from dledger.remoting.codes import AnswerCode
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.assignment import DeliveryQueue
 from rocketstore.client.aio.broker_session import Subscriptions

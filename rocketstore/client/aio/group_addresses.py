@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, BrokerConnections
 from rocketstore.client.aio.errors import ClientError
 from rocketstore.remoting.bodies.routes import BrokerData

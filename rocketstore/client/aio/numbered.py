@@ -15,11 +15,10 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from dledger.errors import DLedgerError, InvalidRequestError, OutOfOrderSequenceError, UnknownProducerError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
-from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
-from dledger.sending.numbering import ProducerNumbering, new_producer_name
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch, ProducerNumbering, WindowRules, new_producer_name
 from dledger.sending.window import Window, WindowOptions
 from rocketstore.client.aio.cluster import PAUSE_S, Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from dledger.errors import ConfigError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX

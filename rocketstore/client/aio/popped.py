@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dledger.errors import DLedgerError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.errors import BadAnswerError
 from rocketstore.client.aio.received import ReceivedMessage, split_records
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from dledger.core.producer_payload import check_name
+from dledger.core.noop_payload import check_name
 from dledger.errors import ConfigError, InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
@@ -35,7 +35,7 @@ from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 TIMEOUT_S: Final = 5.0
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from dledger.access.rules import RETRY_PREFIX
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.assignment import DeliveryQueue
 from rocketstore.client.aio.broker_session import BrokerSession, SessionPlan, Subscriptions
 from rocketstore.client.aio.cluster import Cluster

@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, BrokerConnections
 from rocketstore.client.aio.errors import (

@@ -44,7 +44,7 @@ from rocketstore.types import ConsumeType
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from dledger.client.security import ClientSecurity
+    from dledger.client.shared import ClientSecurity
 
 _log = logging.getLogger(__name__)
 RECEIVE_MAX: Final = 32

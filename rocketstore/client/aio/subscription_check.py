@@ -14,7 +14,7 @@ from typing import Final
 
 from dledger.access.rules import RETRY_PREFIX
 from dledger.errors import ConfigError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.broker_session import Subscriptions
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.errors import ClientError, RefusedError, may_repeat

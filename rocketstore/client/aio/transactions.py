@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from dledger.errors import DLedgerError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Final
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.body import AtMost, Body
 from rocketstore.remoting.headers import Int32, Int64, Named

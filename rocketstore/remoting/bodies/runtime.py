@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from dledger.conditions import CONDITIONS_MAX, Condition
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import dumps_plain, loads
 from dledger.values import PORT_MAX
 from rocketstore.remoting.bodies.ha import HaFacts

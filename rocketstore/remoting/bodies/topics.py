@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Final, Self
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import dumps, loads
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.body import EMPTY_IS_NULL, ITEMS_MAX, AtMost, Body, read

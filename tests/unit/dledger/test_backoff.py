@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.backoff import Backoff
+from dledger.clock import Backoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.client_server import GROUP_METADATA, ClientServer, ServedLog
 from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, IdentityError
-from dledger.remoting.log import codec
-from dledger.remoting.log.codec import JavaCode, LogCode, error_of
+from dledger.host import GROUP_METADATA, ClientServer, ServedLog
+from dledger.remoting import log_codec
+from dledger.remoting.log_codec import JavaCode, LogCode, error_of
 from dledger.rpc import options
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import Append
@@ -75,8 +75,8 @@ def test_a_request_for_no_group_of_here_is_told_which_there_are(
 ) -> None:
     """Nobody finds a wrong name otherwise; nothing is done with such a request."""
     body = {
-        LogCode.APPEND: codec.encode_append(codec.UNORDERED, Append(group, (b"x",))),
-        LogCode.READ: codec.encode_read(messages.Read(group, LogIndex(0)), 0),
+        LogCode.APPEND: log_codec.encode_append(log_codec.UNORDERED, Append(group, (b"x",))),
+        LogCode.READ: log_codec.encode_read(messages.Read(group, LogIndex(0)), 0),
         LogCode.PRODUCER: messages.encode_producer_request(group, "p"),
         LogCode.FETCH: grpc_log.encode_read(messages.Read(group, LogIndex(0))),  # its group is the same field
     }[code]
@@ -143,7 +143,7 @@ def test_a_request_that_names_no_group_is_for_the_only_one() -> None:
     with closing(ClientServer([log])) as server:
         server.start()
         with RemotingSocket(server.port) as client:
-            answer = client.ask(LogCode.APPEND, body=codec.encode_append(codec.UNORDERED, Append("", (b"x",))))
+            answer = client.ask(LogCode.APPEND, body=log_codec.encode_append(log_codec.UNORDERED, Append("", (b"x",))))
 
     assert answer.code == 0
     assert len(node.entries) == 1

@@ -19,14 +19,13 @@ from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
 from dledger.host import Host
-from dledger.host_settings import check_together
-from dledger.hosted_groups import GroupsServer, HostedGroups
+from dledger.hosted_groups import GroupsServer, HostedGroups, check_together
 from dledger.log_output import speaking_group
 from dledger.pb import client_pb2
-from dledger.runtime.supervisor import NodeFailedError
+from dledger.runtime.threads import NodeFailedError
 from dledger.server import DLedgerServer
+from dledger.store.durable_state import FileHardState
 from dledger.store.fs import DiskUsage, FileSystem
-from dledger.store.hard_state import FileHardState
 from dledger.types import AppendedBatch, HardState, NodeId, Role
 from dledger_cli.local.group import free_ports
 from tests.support.cluster import Outcome

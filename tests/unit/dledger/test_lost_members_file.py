@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dledger.config import Member, ServerConfig
-from dledger.member_records import MemberRecords
+from dledger.group_members import MemberRecords
 from dledger.store.file_store import FileStore
-from dledger.store.members_file import MEMBERS_FILE
+from dledger.store.identity import MEMBERS_FILE
 from dledger.types import HardState, NodeId, Standing, Term
 from tests.support.members import put
 from tests.unit.dledger.store.support import open_store, small_config

@@ -13,15 +13,14 @@ from unittest.mock import Mock
 import pytest
 
 from dledger.config import Member, ServerConfig
-from dledger.core.membership import Membership
-from dledger.core.membership_payload import encode_configuration
+from dledger.core.membership import Membership, encode_configuration
 from dledger.errors import CorruptLogError
-from dledger.member_records import MemberRecords, had_peers
+from dledger.group_members import MemberRecords, had_peers
+from dledger.maintenance import Retention
 from dledger.members import ClusterMember, Configuration
-from dledger.retention import Retention
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.store.members_file import MEMBERS_FILE, read_members
+from dledger.store.identity import MEMBERS_FILE, read_members
 from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.support.solo import Solo

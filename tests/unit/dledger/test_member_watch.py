@@ -1,4 +1,4 @@
-"""``dledger.member_watch``: what can be wrong with a group's members, and when it is over."""
+"""``dledger.group_members``: what can be wrong with a group's members, and when it is over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
-from dledger.member_watch import GONE_MS, STUCK_MS, MemberWatch, removal_index
+from dledger.group_members import GONE_MS, STUCK_MS, MemberWatch, removal_index
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.types import NO_INDEX, LogIndex, NodeId

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from dledger.config import Member, SecurityConfig, ServerConfig, StoreConfig
-from dledger.core.outbox import Outbox, RoleChange
-from dledger.core.read_index import _PendingRead
+from dledger.core.messages import Outbox, RoleChange
+from dledger.core.quorum_ack import _PendingRead
 from dledger.errors import DiskError, IdentityError, ShutdownError
+from dledger.maintenance import protected_index
 from dledger.members import ChangeKind, MemberChange
-from dledger.retention import protected_index
-from dledger.runtime.supervisor import EXIT_FATAL
-from dledger.runtime.tasks import Task
+from dledger.runtime.threads import EXIT_FATAL, Task
 from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
 from dledger_cli.local.group import free_ports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dledger.store.members_file import read_members
+from dledger.store.identity import read_members
 from dledger.types import NO_ENTRY, Standing
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until

@@ -9,9 +9,9 @@ import pytest
 
 from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, FencedError, UnavailableError
-from dledger.rpc.peers import log_exchange as peer_log
+from dledger.rpc.peers import exchanges as peer_log
+from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.rpc.peers.identity import PeerIdentity
-from dledger.rpc.peers.log_exchange import PeerLogClient
 from dledger.types import LogIndex, NodeId
 from tests.support.damage import turn
 from tests.support.running_group import RunningGroup

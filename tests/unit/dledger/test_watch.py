@@ -22,9 +22,8 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
-from dledger.rpc.peers.log_exchange import PeerLogClient
-from dledger.store.repair import ReadSegment, Repaired
-from dledger.store.scrub import ScrubStep
+from dledger.rpc.peers.exchanges import PeerLogClient
+from dledger.store.repair import ReadSegment, Repaired, ScrubStep
 from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
 from dledger.watch import (
     COMPARE_INTERVAL_MS,

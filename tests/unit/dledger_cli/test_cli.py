@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from dledger.conditions import Condition
 from dledger.config import FlushMode, ServerConfig
-from dledger.core.producer_payload import Registration, encode_registration
+from dledger.core.noop_payload import Registration, encode_registration
 from dledger.errors import (
     DiskFullError,
     DLedgerError,

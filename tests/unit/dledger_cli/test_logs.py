@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from dledger.access.audit import AuditEvent, AuditLog
-from dledger.core.outbox import RoleChange, RoleReason
+from dledger.core.messages import RoleChange, RoleReason
 from dledger.log_output import speaks_for
-from dledger.rpc.clients import aio_server  # noqa: F401  # it adds a filter of its own, which must be there before
-from dledger.runtime.log_lines import NodeLines
+from dledger.runtime.events import NodeLines
 from dledger.store.opening import RecoveryReport
 from dledger.types import NodeId, Role, Term
 from dledger_cli import logs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.store.checkpoint import create_checkpoint, read_checkpoint
+from dledger.store.durable_state import create_checkpoint, read_checkpoint
 from dledger.store.fs import FileSystem
 from dledger.types import LogChunk, LogIndex, Position
 from dledger_spark.decode import DecodeContext, named_columns

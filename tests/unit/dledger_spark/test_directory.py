@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.store.checkpoint import create_checkpoint, read_checkpoint
+from dledger.store.durable_state import create_checkpoint, read_checkpoint
 from dledger.store.fs import FileSystem
 from dledger.types import LogIndex, Position
 from dledger_spark.decode import DecodeContext, named_columns

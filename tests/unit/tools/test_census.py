@@ -9,11 +9,11 @@ from typing import Final
 from tools.tidy.census import size_of, take_census
 
 MOST: Final = {
-    "files of fewer than 60 lines": 96,
+    "files of fewer than 60 lines": 88,
     "files of more than 600 lines": 8,
     "docstrings of at most 3 words": 528,
     "names with words of our own": 53,
-    "class names in more than one module": 34,
+    "class names in more than one module": 33,
     "classes of too many attributes or arguments": 57,
 }
 LARGE = """

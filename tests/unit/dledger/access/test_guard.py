@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dledger.access import signing
+from dledger.access import guard
 from dledger.access.guard import (
     AccessGuard,
     Caller,
@@ -17,10 +17,10 @@ from dledger.access.guard import (
     OtherAudienceError,
     ResourceKind,
     SessionsFullError,
+    Signed,
 )
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.access.rules import Permission, parse_rules
-from dledger.access.signing import Signed
 from dledger.clock import Clock
 from dledger.errors import AccessDeniedError
 from tests.support.grpc_client import Signer
@@ -78,7 +78,7 @@ class Server:
     def signer(self, key: str = "alice", secret: str = "alice-secret") -> Signer:
         """One that has spoken to this server before."""
         signer = Signer(key, secret)
-        assert signer.learn("here", {signing.REFUSAL: signing.CHALLENGE, signing.AUDIENCE: self.guard.audience})
+        assert signer.learn("here", {guard.REFUSAL: guard.CHALLENGE, guard.AUDIENCE: self.guard.audience})
         return signer
 
     def call(self, key: str = "alice", secret: str = "alice-secret", *, peer: str = HERE) -> Caller:
@@ -124,18 +124,16 @@ def test_without_a_key_nothing_goes(server: Server) -> None:
         server.admit(())
 
 
-@pytest.mark.parametrize(
-    "name", [signing.TIMESTAMP, signing.NONCE, signing.AUDIENCE, signing.SIGNATURE, signing.ACCESS_KEY]
-)
+@pytest.mark.parametrize("name", [guard.TIMESTAMP, guard.NONCE, guard.AUDIENCE, guard.SIGNATURE, guard.ACCESS_KEY])
 def test_every_part_is_signed(server: Server, name: str) -> None:
     """Nothing can be replaced by something just as good."""
     signed = server.signer().sign(METHOD, "here", b"body")
     replaced = {
-        signing.TIMESTAMP: str(int(dict(signed)[signing.TIMESTAMP]) + 1),
-        signing.NONCE: "0123456789abcdef-1",
-        signing.AUDIENCE: "n1.x",
-        signing.SIGNATURE: "0" * 64,
-        signing.ACCESS_KEY: "root",
+        guard.TIMESTAMP: str(int(dict(signed)[guard.TIMESTAMP]) + 1),
+        guard.NONCE: "0123456789abcdef-1",
+        guard.AUDIENCE: "n1.x",
+        guard.SIGNATURE: "0" * 64,
+        guard.ACCESS_KEY: "root",
     }
 
     with pytest.raises(NotAuthenticatedError, match="the signature does not match its secret"):
@@ -147,11 +145,11 @@ def test_every_part_is_signed(server: Server, name: str) -> None:
 def test_a_signature_is_compared_as_a_whole(server: Server, change: str) -> None:
     """Not as far as it goes: an empty one would fit everything."""
     signed = server.signer().sign(METHOD, "here", b"body")
-    whole = dict(signed)[signing.SIGNATURE]
+    whole = dict(signed)[guard.SIGNATURE]
     wrong = {"": "", "cut": whole[:-1], "longer": whole + "0", "upper": "x" + whole[1:]}[change]
 
     with pytest.raises(NotAuthenticatedError):
-        server.admit(changed(signed, signing.SIGNATURE, wrong))
+        server.admit(changed(signed, guard.SIGNATURE, wrong))
     server.admit(signed)
 
 
@@ -187,18 +185,18 @@ def test_a_client_learns_for_whom_to_sign(server: Server) -> None:
     with pytest.raises(OtherAudienceError):
         server.admit(signer.sign(METHOD, "here", b"body"))
 
-    assert not signer.learn("here", {signing.REFUSAL: signing.DENIED})
-    assert signer.learn("here", {signing.REFUSAL: signing.CHALLENGE, signing.AUDIENCE: server.guard.audience})
+    assert not signer.learn("here", {guard.REFUSAL: guard.DENIED})
+    assert signer.learn("here", {guard.REFUSAL: guard.CHALLENGE, guard.AUDIENCE: server.guard.audience})
     server.admit(signer.sign(METHOD, "here", b"body"))
     with pytest.raises(NotAuthenticatedError, match="unknown"):
         server.admit(Signer("alice", "wrong-secret").sign(METHOD, "here", b"body"))
 
 
-@pytest.mark.parametrize("skew_ms", [signing.WINDOW_MS + 5000, -signing.WINDOW_MS - 5000])
+@pytest.mark.parametrize("skew_ms", [guard.WINDOW_MS + 5000, -guard.WINDOW_MS - 5000])
 def test_old_and_future_requests_are_refused_with_the_servers_time(server: Server, skew_ms: int) -> None:
     """Whose clock is wrong can be seen."""
     signed = server.signer().sign(METHOD, "here", b"body")
-    server.clock.now_ms = int(dict(signed)[signing.TIMESTAMP]) + skew_ms
+    server.clock.now_ms = int(dict(signed)[guard.TIMESTAMP]) + skew_ms
 
     with pytest.raises(NotAuthenticatedError, match=r"this server's clock reads 20\d\d-.*Z.*synchronize the clocks"):
         server.admit(signed)
@@ -208,13 +206,13 @@ def test_old_and_future_requests_are_refused_with_the_servers_time(server: Serve
 def test_a_nonce_that_is_none_is_refused(server: Server, nonce: str) -> None:
     """Also when it is signed."""
     audience, stamp = server.guard.audience, str(server.clock.now_ms)
-    signature = signing._signature(b"alice-secret", METHOD, "alice", stamp, nonce, audience, signing.digest_of(b"body"))
+    signature = guard._signature(b"alice-secret", METHOD, "alice", stamp, nonce, audience, guard.digest_of(b"body"))
     metadata = (
-        (signing.ACCESS_KEY, "alice"),
-        (signing.TIMESTAMP, stamp),
-        (signing.NONCE, nonce),
-        (signing.AUDIENCE, audience),
-        (signing.SIGNATURE, signature),
+        (guard.ACCESS_KEY, "alice"),
+        (guard.TIMESTAMP, stamp),
+        (guard.NONCE, nonce),
+        (guard.AUDIENCE, audience),
+        (guard.SIGNATURE, signature),
     )
 
     with pytest.raises(NotAuthenticatedError, match="malformed timestamp or nonce"):
@@ -232,7 +230,7 @@ def test_too_many_clients_are_refused_and_may_come_again(server: Server, monkeyp
 
 def test_a_white_address_saves_the_signature_and_nothing_else(server: Server) -> None:
     """RocketMQ would allow everything; here the account's permissions hold."""
-    key = ((signing.ACCESS_KEY, "local"),)
+    key = ((guard.ACCESS_KEY, "local"),)
 
     caller = server.admit(key, peer="ipv4:10.0.0.9:1")
 
@@ -312,7 +310,7 @@ def test_a_caller_by_address_is_ended_when_the_address_is_white_no_more() -> Non
     rules = RULES + "globalWhiteRemoteAddresses:\n- 10.0.0.1\n"
     server, ended = Server(rules), list[str]()
     trusted = server.admit(())
-    local = server.admit(((signing.ACCESS_KEY, "local"),), peer="ipv4:10.0.0.9:1")
+    local = server.admit(((guard.ACCESS_KEY, "local"),), peer="ipv4:10.0.0.9:1")
     for caller in (trusted, local):
         server.guard.enter(caller, ended.append, lambda: True)
 

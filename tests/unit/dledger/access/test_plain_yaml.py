@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.access import plain_yaml
-from dledger.access.plain_yaml import Mapping, Node, Scalar, Sequence
+from dledger.access import rules
+from dledger.access.rules import Node, Scalar, YamlMapping, YamlSequence
 from dledger.errors import ConfigError
 
 EXAMPLE = """\
@@ -46,9 +46,9 @@ def plain(node: Node) -> object:
     match node:
         case Scalar(text):
             return text
-        case Sequence(items):
+        case YamlSequence(items):
             return [plain(one) for one in items]
-        case Mapping(entries):
+        case YamlMapping(entries):
             return {one.key: plain(one.value) for one in entries}
 
 
@@ -58,13 +58,13 @@ def by_yaml(text: str) -> object:
 
 def problems_of(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        plain_yaml.parse(text)
+        rules.parse_yaml(text)
     return list(caught.value.problems)
 
 
 def test_rocketmqs_file_is_read_as_yaml_reads_it() -> None:
     """Lists that are not indented, empty values, comments, quotes; numbers stay texts."""
-    assert plain(plain_yaml.parse(EXAMPLE)) == by_yaml(EXAMPLE)
+    assert plain(rules.parse_yaml(EXAMPLE)) == by_yaml(EXAMPLE)
 
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.]{0,8}", fullmatch=True).filter(lambda text: text != "null")
@@ -82,7 +82,7 @@ def test_nothing_is_read_otherwise_than_yaml_reads_it(tree: dict[str, object], f
     text = yaml.safe_dump(tree, default_flow_style=flow, width=1000)
 
     try:
-        found = plain(plain_yaml.parse(text))
+        found = plain(rules.parse_yaml(text))
     except ConfigError as error:
         assert "nested too deeply" in str(error)  # noqa: PT017 - hypothesis may nest as deep as it likes
         return
@@ -99,18 +99,18 @@ def test_everything_of_the_shape_of_a_rules_file_is_read(tree: dict[str, object]
     """Lists of mappings of texts and lists of texts."""
     text = yaml.safe_dump(tree, default_flow_style=False, width=1000)
 
-    assert plain(plain_yaml.parse(text)) == by_yaml(text)
+    assert plain(rules.parse_yaml(text)) == by_yaml(text)
 
 
 def test_lists_may_stand_in_brackets_and_texts_take_several_lines() -> None:
     """They are YAML; a name or a number stays the text that it is."""
     text = "accounts: [{accessKey: 00123456, topicPerms: [a=PUB, no]}]\nnote: |\n  two\n  lines\n"
 
-    assert plain(plain_yaml.parse(text)) == {
+    assert plain(rules.parse_yaml(text)) == {
         "accounts": [{"accessKey": "00123456", "topicPerms": ["a=PUB", "no"]}],
         "note": "two\nlines\n",
     }
-    assert plain(plain_yaml.parse("a: ~\nb: null\nc: 'null'\nd:")) == {"a": "", "b": "", "c": "null", "d": ""}
+    assert plain(rules.parse_yaml("a: ~\nb: null\nc: 'null'\nd:")) == {"a": "", "b": "", "c": "null", "d": ""}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_refused_is_told_with_its_line(
     text: str, line: int, words: str, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rules file that means something else than it seems to would open or close something."""
-    monkeypatch.setattr(plain_yaml, "_LOADER", getattr(yaml, loader))
+    monkeypatch.setattr(rules, "_LOADER", getattr(yaml, loader))
 
     (problem,) = problems_of(text)
 
@@ -171,14 +171,14 @@ def test_every_key_given_twice_is_told() -> None:
 @pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
 def test_no_secret_is_quoted(text: str, loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the parser says about what it met."""
-    monkeypatch.setattr(plain_yaml, "_LOADER", getattr(yaml, loader))
+    monkeypatch.setattr(rules, "_LOADER", getattr(yaml, loader))
 
     assert "secretsecret" not in "".join(problems_of(text))
 
 
 def test_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Besides the bytes of the file."""
-    monkeypatch.setattr(plain_yaml, "NODES_MAX", 5)
+    monkeypatch.setattr(rules, "NODES_MAX", 5)
 
     assert problems_of("a: [1, 2, 3, 4]") == ["line 1: more than 5 values"]
 
@@ -193,4 +193,4 @@ def test_depth_is_bounded() -> None:
 
 def test_an_empty_text_is_an_empty_mapping() -> None:
     """Also with nothing but comments."""
-    assert plain(plain_yaml.parse("---\n# nothing\n")) == {}
+    assert plain(rules.parse_yaml("---\n# nothing\n")) == {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.access.replay import SPAN, ReplayWindow, TooManySessionsError
+from dledger.access.guard import SPAN, ReplayWindow, TooManySessionsError
 
 WINDOW = 1000
 

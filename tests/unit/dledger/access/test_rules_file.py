@@ -9,12 +9,11 @@ import pytest
 
 from dledger.access.audit import AuditLog
 from dledger.access.guard import AccessControl
-from dledger.access.rules import AccessRules
-from dledger.access.rules_file import FILE_BYTES_MAX, PROBLEMS_MAX, RulesFile, load_rules
+from dledger.access.rules import FILE_BYTES_MAX, PROBLEMS_MAX, AccessRules, RulesFile, load_rules
 from dledger.clock import Clock
 from dledger.config import AccessConfig
 from dledger.errors import TOLD_CHARS_MAX, ConfigError
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from tests.support.waiting import wait_until
 
 GOOD = "accounts:\n- accessKey: {key}\n  secretKey: 12345678\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.client.addresses import KNOWN_MAX, AddressBook
+from dledger.client.discovery import KNOWN_MAX, AddressBook
 
 PUBLISHED = ("127.0.0.1:10911", "127.0.0.1:10921", "127.0.0.1:10931")
 

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.client.aio import appending as module
-from dledger.client.aio.append_stream import INFLIGHT_REQUESTS_MAX
+from dledger.client.aio.appending import INFLIGHT_REQUESTS_MAX
 from dledger.errors import (
     DLedgerError,
     EntryTooLargeError,

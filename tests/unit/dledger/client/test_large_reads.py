@@ -27,7 +27,7 @@ from dledger.errors import (
     UnavailableError,
     UntimedLogError,
 )
-from dledger.remoting.log.codec import LogCode
+from dledger.remoting.log_codec import LogCode
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients.bulk_service import TooManyBulkReadsError
 from dledger.rpc.ports import CommitEvent, NodeStatus

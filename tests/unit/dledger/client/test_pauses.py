@@ -13,7 +13,7 @@ from dledger.client.aio import client as module
 from dledger.client.aio import large_reads
 from dledger.client.shared import RETRY_WAIT_S_MIN, TimeLimit
 from dledger.errors import UnavailableError
-from dledger.remoting.log.codec import encode_read_answer
+from dledger.remoting.log_codec import encode_read_answer
 from dledger.rpc.clients.codec import ReadAnswer
 from dledger.types import Entry, LogIndex, Position, Term
 

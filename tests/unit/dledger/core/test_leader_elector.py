@@ -14,8 +14,8 @@ from dledger.core.messages import (
     TakeLeadership,
     VoteRequest,
     VoteResult,
+    Wake,
 )
-from dledger.core.outbox import Wake
 from dledger.errors import ConfigError, DiskFullError
 from dledger.store.format import HEADER, EntryHeader
 from dledger.types import NOOP_CHANNEL, AppendedBatch, EntryId, HardState, LogIndex, Magic, Role, Standing, Term

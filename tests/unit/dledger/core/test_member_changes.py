@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.core.membership_payload import encode_configuration
+from dledger.core.membership import encode_configuration
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import TermChangedError, WouldLoseQuorumError
 from dledger.members import ChangeKind, Configuration, MemberChange

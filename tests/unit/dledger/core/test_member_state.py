@@ -8,8 +8,7 @@ import pytest
 
 from dledger.config import FlushMode
 from dledger.core.member_state import Candidate, Follower, Leader
-from dledger.core.messages import Readmission
-from dledger.core.outbox import RoleChange, Wake
+from dledger.core.messages import Readmission, RoleChange, Wake
 from dledger.core.standing import Ballot
 from dledger.errors import InvariantError
 from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, Role, Standing, Term

@@ -8,10 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from dledger.config import FlushMode
-from dledger.core import histories, membership
+from dledger.core import log_matching, membership
 from dledger.core.member_state import NEVER_MS, Candidate, MemberState
-from dledger.core.membership import recover_membership
-from dledger.core.membership_payload import encode_configuration
+from dledger.core.membership import encode_configuration, recover_membership
 from dledger.core.messages import LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import DiskFullError, ResponseCode
@@ -522,7 +521,7 @@ def test_strangers_and_learners_fence_nobody() -> None:
     assert solo.state.contradicted_by == {N3, N4}
     assert not solo.state.fenced
 
-    histories.note(solo.state, NodeId("n9"), True)
+    log_matching.note(solo.state, NodeId("n9"), True)
     assert NodeId("n9") not in solo.state.agrees
     for one in (N1, N2):
         solo.vote(one, granted=False, other_history=True)

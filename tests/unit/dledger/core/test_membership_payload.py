@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.membership_payload import (
+from dledger.core.membership import (
     CONFIGURATION_BYTES_MAX,
     decode_configuration,
     encode_configuration,
     read_configuration,
 )
-from dledger.core.noop_payload import UnreadablePayloadError
+from dledger.core.noop_payload import Registration, UnreadablePayloadError, decode_payload, encode_registration
 from dledger.core.noops import describe_payload
-from dledger.core.producer_payload import Registration, decode_payload, encode_registration
 from dledger.errors import InvalidRequestError
 from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
 from dledger.types import LogIndex, Magic, NodeId, Term

@@ -14,8 +14,8 @@ from dledger.core.messages import (
     PushKind,
     VoteRequest,
     VoteResponse,
+    Wake,
 )
-from dledger.core.outbox import Wake
 from dledger.errors import InvalidRequestError, UnknownMemberError
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Role, Term
 from tests.support.cluster import N0, N1, N2, Outcome

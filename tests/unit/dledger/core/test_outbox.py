@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.messages import TakeLeadership
-from dledger.core.outbox import Outbox, RoleChange, SnapshotFetch, Wake, hint
+from dledger.core.messages import Outbox, RoleChange, SnapshotFetch, TakeLeadership, Wake, hint
 from dledger.errors import LeaderHint
 from dledger.types import LogIndex, Role, Term
 from tests.support.cluster import N1

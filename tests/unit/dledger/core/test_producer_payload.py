@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.core.noops import describe_payload
-from dledger.core.producer_payload import (
+from dledger.core.noop_payload import (
     ProducerRecord,
     ProducerSnapshot,
     Registration,
+    UnreadablePayloadError,
     decode_payload,
     encode_registration,
     encode_snapshot,
 )
+from dledger.core.noops import describe_payload
 from tests.support.producers import newer_payload
 
 

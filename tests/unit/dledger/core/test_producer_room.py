@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.producer_names import MADE_UP_BYTES, made_up_name, own_name, stream_task_name
-from dledger.core.producer_payload import Registration
+from dledger.core.noop_payload import MADE_UP_BYTES, Registration, made_up_name, own_name, stream_task_name
 from dledger.errors import TooManyProducersError, UnknownProducerError
 from tests.support.producers import append, known, leading, settled, successor, told
 

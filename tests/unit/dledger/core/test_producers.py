@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dledger.core import producers
-from dledger.core.messages import TakeLeadership
-from dledger.core.outbox import RoleReason, Wake
+from dledger.core.messages import RoleReason, TakeLeadership, Wake
+from dledger.core.noop_payload import ProducerSnapshot, Registration, decode_payload
 from dledger.core.ports import ProducersAt
-from dledger.core.producer_payload import ProducerSnapshot, Registration, decode_payload
 from dledger.core.producers import RUNS_KEPT, KnownProducer, needed_from, rebuild
 from dledger.errors import (
     CorruptLogError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.outbox import Wake
+from dledger.core.messages import Wake
 from tests.support.cluster import N1, N2, Outcome
 from tests.support.solo import Solo
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.core.failure_detection import ANSWER_MS_MAX, RANK_MS, REPEAT_MS_MAX, REPEAT_MS_MIN, REPEATS_MAX
 from dledger.core.member_state import Candidate, Follower
-from dledger.core.messages import PushCommit, VoteRequest, VoteResult
-from dledger.core.outbox import Wake
-from dledger.core.suspicion import ANSWER_MS_MAX, RANK_MS, REPEAT_MS_MAX, REPEAT_MS_MIN, REPEATS_MAX
+from dledger.core.messages import PushCommit, VoteRequest, VoteResult, Wake
 from dledger.members import Configuration, MemberRole
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N1, N2, FixedTimeouts

@@ -14,16 +14,15 @@ from typing import cast
 import grpc
 import pytest
 
-from dledger.client.security import TlsFiles
+from dledger.client.shared import TlsFiles
 from dledger.config import ClientAuth, SecurityConfig
 from dledger.remoting.acceptor import REASONS_MAX, RemotingAcceptor
 from dledger.remoting.codes import TLS_REQUIRED, AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm, cut, encode
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops, tls
-from dledger.rpc.acceptor import Arrival
-from dledger.rpc.bridge import LoopThread
-from dledger.rpc.listening import listen
+from dledger.rpc.listening import Arrival, listen
+from dledger.rpc.loops import LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import TlsServerMode
 from dledger_cli import certs

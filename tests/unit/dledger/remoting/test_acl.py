@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.remoting.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, UNIQUE_KEY_QUERY, is_signed, signature, signed
-from dledger.remoting.frame import HeaderForm, decode, encode
+from dledger.remoting.frame import (
+    ACCESS_KEY,
+    SECURITY_TOKEN,
+    SIGNATURE,
+    UNIQUE_KEY_QUERY,
+    HeaderForm,
+    decode,
+    encode,
+    is_signed,
+    signature,
+    signed,
+)
 from tests.unit.rocketstore.remoting.golden_frames import CPP, GOLDEN
 
 SIGNED = {name: one.frame for name, one in GOLDEN.items() if SIGNATURE in one.frame.fields}

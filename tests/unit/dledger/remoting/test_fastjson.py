@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import (
     DEPTH_MAX,
     ESCAPES_MAX,

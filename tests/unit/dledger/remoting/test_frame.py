@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.remoting import frame as frame_module
-from dledger.remoting.codes import VERSION, Language
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import VERSION, FrameError, Language
 from dledger.remoting.frame import (
     ANSWER_HEADER_BYTES_MAX,
     FIELDS_MAX,

@@ -13,12 +13,10 @@ import pytest
 
 from dledger.log_output import LINES_MAX
 from dledger.remoting import server as module
-from dledger.remoting.codes import ANNOUNCED, AnswerCode
+from dledger.remoting.codes import ANNOUNCED, AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.errors import RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, cut, encode, head_of
-from dledger.remoting.server import SILENCE_S, Handler, Handlers, RemotingServer, ServerLimits
-from dledger.remoting.turns import TURN_S
+from dledger.remoting.server import SILENCE_S, TURN_S, Handler, Handlers, RemotingServer, ServerLimits
 from dledger.rpc import loops
 from tests.unit.dledger.remoting.test_connection import Transport
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dledger.remoting import turns as module
-from dledger.remoting.turns import Turns
+from dledger.remoting import server as module
+from dledger.remoting.server import Turns
 from dledger.rpc import loops
 
 

@@ -15,9 +15,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from dledger.errors import ConfigError
-from dledger.rpc.acceptor import Acceptor, Arrival, Identify
-from dledger.rpc.bridge import LoopThread
-from dledger.rpc.listening import listen
+from dledger.rpc.listening import Acceptor, Arrival, Identify, listen
+from dledger.rpc.loops import LoopThread
 from tests.support.waiting import wait_until
 
 TIMEOUT_S = 120.0

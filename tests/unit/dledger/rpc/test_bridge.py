@@ -10,7 +10,7 @@ import pytest
 
 from dledger.errors import InvariantError
 from dledger.rpc import loops
-from dledger.rpc.bridge import EventHub, LoopBridge, LoopThread
+from dledger.rpc.loops import EventHub, LoopBridge, LoopThread
 from dledger.rpc.ports import CommitEvent
 from dledger.types import LogIndex
 from tests.support.fake_node import FakeNode

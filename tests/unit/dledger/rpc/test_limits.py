@@ -12,10 +12,10 @@ import pytest
 
 from dledger.access.guard import AccessControl
 from dledger.client import ClientSecurity, DLedgerClient
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, ConnectionLimits, ReplicationConfig, ServerConfig
 from dledger.errors import ConfigError, PendingFullError
+from dledger.host import ClientServer
 from dledger.rpc import options
 from dledger.rpc.clients import codec
 from tests.support import grpc_log

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
-from dledger.access import signing
+from dledger.access import guard
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.clock import Clock
@@ -28,7 +28,7 @@ accounts:
   topicPerms:
   - default={}
 """
-KEY = ((signing.ACCESS_KEY, "caller"),)
+KEY = ((guard.ACCESS_KEY, "caller"),)
 """Its address is trusted, so that no signature is needed."""
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
-from dledger.client.security import ClientSecurity, TlsFiles
+from dledger.client.shared import ClientSecurity, TlsFiles
 from dledger.clock import Clock
 from dledger.config import Member, SecurityConfig, ServerConfig
 from dledger.core.messages import HeartbeatRequest, Message, PushCommit, TakeLeadership, VoteRequest

@@ -17,17 +17,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from dledger.client.security import TlsFiles
+from dledger.client.shared import TlsFiles
 from dledger.config import ClientAuth, Member, SecurityConfig, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, PushCommit, TakeLeadership, VoteRequest
 from dledger.errors import ConfigError, TlsError
 from dledger.rpc import tls
-from dledger.rpc.peers import acceptor
+from dledger.rpc.peers import port
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.transport import PeerTransport
-from dledger.rpc.tls import FileWatch
+from dledger.rpc.tls import FileWatch, TlsStream
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.rpc.tls_stream import TlsStream
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from dledger_cli import certs
 from dledger_cli.local.group import free_ports
@@ -467,7 +466,7 @@ def _serial(wire: PeerWire) -> object:
 
 def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is for all of it: a byte now and then does not buy more. Nor does TLS done and nothing said."""
-    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(here)
     context = tls.client_context(tls.read(files(here, "n0")))
     with transports(both) as (_, (receiving, _)):
@@ -486,7 +485,7 @@ def test_a_handshake_that_trickles_in_is_ended(here: Path, monkeypatch: pytest.M
 
 def test_a_plaintext_handshake_that_trickles_in_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without TLS."""
-    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_S", 0.3)
     both = configs(Path(), secured=(False, False))
     with (
         transports(both) as (_, (receiving, _)),

@@ -14,7 +14,7 @@ import pytest
 
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
-from dledger.core.entry_pusher import EntryDispatcher
+from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
@@ -23,15 +23,14 @@ from dledger.core.messages import (
     PushAppend,
     PushCommit,
     PushCompare,
+    RoleChange,
     VoteRequest,
     VoteResponse,
 )
 from dledger.core.node import Node
-from dledger.core.outbox import RoleChange
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, NodeBusyError, ShutdownError
 from dledger.runtime.driver import Effects, NodeDriver
-from dledger.runtime.supervisor import NodeFailedError, Supervisor
-from dledger.runtime.tasks import TaskThread
+from dledger.runtime.threads import NodeFailedError, Supervisor, TaskThread
 from dledger.types import AppendedBatch, EntryRun, FlushMark, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
@@ -188,7 +187,7 @@ def test_whoever_must_know_is_told_that_the_member_is_fenced_once_that_is_durabl
 
 
 def test_a_role_is_published_once_its_term_is_durable() -> None:
-    """A leader that the application has heard of must not be forgotten by a crash (``dledger.core.outbox``)."""
+    """A leader that the application has heard of must not be forgotten by a crash (``dledger.core.messages``)."""
     bench = _Bench()
     bench.publish = bench.events.append
 

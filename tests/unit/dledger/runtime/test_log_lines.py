@@ -1,6 +1,6 @@
 """``runtime.log_lines``: one line for each configuration that is adopted, committed or reverted.
 
-``dledger.runtime.log_lines``: who belongs to a group, and what became different, in words.
+``dledger.runtime.events``: who belongs to a group, and what became different, in words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from dledger.core.membership import Membership
 from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.runtime.log_lines import NodeLines, difference_text, members_text, peers_setting
+from dledger.runtime.events import NodeLines, difference_text, members_text, peers_setting
 from dledger.types import LogIndex, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from dledger.core.outbox import RoleChange
-from dledger.runtime.role_changes import RoleChangeNotifier
-from dledger.runtime.supervisor import Supervisor
+from dledger.core.messages import RoleChange
+from dledger.runtime.events import RoleChangeNotifier
+from dledger.runtime.threads import Supervisor
 from dledger.types import NodeId, Role, Term
 from tests.support.waiting import wait_until
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 
 
 def _failing(error: Exception) -> Callable[[], None]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.clock import Clock
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.tasks import Task, TaskThread
+from dledger.runtime.threads import Supervisor, Task, TaskThread
 from tests.support.waiting import wait_until
 
 

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from dledger.clock import Clock
-from dledger.runtime.supervisor import Supervisor
-from dledger.runtime.worker import Gate, Worker
+from dledger.runtime.threads import Gate, Supervisor, Worker
 from tests.support.waiting import wait_until
 
 

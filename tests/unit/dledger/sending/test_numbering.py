@@ -1,4 +1,4 @@
-"""Which numbers batches get, and keep, after each kind of failure (the cases of ``dledger.sending.numbering``)."""
+"""Which numbers batches get, and keep, after each kind of failure (the cases of ``dledger.sending.batch``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.core.producer_payload import check_name
+from dledger.core.noop_payload import check_name
 from dledger.errors import (
     DLedgerError,
     NotLeaderError,
@@ -16,8 +16,7 @@ from dledger.errors import (
     TooManyProducersError,
     UnknownProducerError,
 )
-from dledger.sending.batch import OutgoingBatch
-from dledger.sending.numbering import UNNUMBERED_MS, ProducerNumbering, new_producer_name
+from dledger.sending.batch import UNNUMBERED_MS, OutgoingBatch, ProducerNumbering, new_producer_name
 
 MESSAGES = 3
 Make = Callable[..., OutgoingBatch[None, int]]

@@ -10,8 +10,7 @@ import pytest
 
 from dledger.errors import DLedgerError, RequestTimeoutError, UnavailableError
 from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream
-from dledger.sending.batch import OutgoingBatch
-from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.batch import OutgoingBatch, ProducerNumbering
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.dledger.sending.world import RULES
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dledger.client.aio.append_stream import APPEND_RULES
+from dledger.client.aio.appending import APPEND_RULES
 from dledger.client.shared import AppendResult
 from dledger.errors import (
     ConfigError,
@@ -19,9 +19,8 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending import window as window_module
-from dledger.sending.batch import AllStored, OutgoingBatch
-from dledger.sending.futures import wait_for
-from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.aio import wait_for
+from dledger.sending.batch import AllStored, OutgoingBatch, ProducerNumbering
 from dledger.sending.window import LOOK_AFTER_MS, Window, WindowOptions
 from dledger.types import LogIndex, Position, Term
 from tests.unit.dledger.sending.world import REFUSED, RULES, World

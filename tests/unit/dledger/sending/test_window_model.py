@@ -7,8 +7,7 @@ import random
 import pytest
 
 from dledger.errors import DLedgerError, InvalidRequestError
-from dledger.sending.batch import OutgoingBatch, is_unknown
-from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.batch import OutgoingBatch, ProducerNumbering, is_unknown
 from dledger.sending.window import WindowOptions
 from tests.support.sweeps import thinned
 from tests.unit.dledger.sending.world import REFUSED, World

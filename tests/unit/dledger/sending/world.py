@@ -19,8 +19,7 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.sending.batch import AllStored, Answer, OutgoingBatch, WindowRules
-from dledger.sending.numbering import ProducerNumbering
+from dledger.sending.batch import AllStored, Answer, OutgoingBatch, ProducerNumbering, WindowRules
 from dledger.sending.window import Window, WindowOptions
 
 RULES: WindowRules[None, int] = WindowRules(

@@ -14,9 +14,8 @@ import pytest
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
-from dledger.core.membership_payload import encode_configuration
-from dledger.core.noop_payload import encode_time
-from dledger.core.producer_payload import Registration, encode_registration
+from dledger.core.membership import encode_configuration
+from dledger.core.noop_payload import Registration, encode_registration, encode_time
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -26,10 +25,9 @@ from dledger.errors import (
     TermChangedError,
 )
 from dledger.members import ClusterMember, Configuration
-from dledger.runtime.supervisor import Supervisor
-from dledger.statemachine.applier import RESULT_BYTES_MAX, Applier
+from dledger.runtime.threads import Supervisor
+from dledger.statemachine.applier import RESULT_BYTES_MAX, Applier, SnapshotJob
 from dledger.statemachine.commands import CommandBatch
-from dledger.statemachine.creation import SnapshotJob
 from dledger.statemachine.ports import Applied
 from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotBuilder, SnapshotMeta, SnapshotStore
 from dledger.store.file_store import FileStore

@@ -6,8 +6,7 @@ import pytest
 
 from dledger.config import ReplicationConfig
 from dledger.errors import PendingFullError, TermChangedError
-from dledger.statemachine.commands import CommandBatch, Waiters
-from dledger.statemachine.duplicates import Duplicates
+from dledger.statemachine.commands import CommandBatch, Duplicates, Waiters
 from dledger.types import AppendedBatch, LogIndex, Position, Term
 
 CONFIG = ReplicationConfig(pending_entries_max=4)

@@ -12,12 +12,12 @@ import pytest
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, SnapshotConfig
-from dledger.core.producer_payload import Registration, encode_registration
+from dledger.core.noop_payload import Registration, encode_registration
 from dledger.errors import DiskError, DLedgerError, ShutdownError
-from dledger.runtime.supervisor import Supervisor
-from dledger.statemachine import creation
-from dledger.statemachine.creation import SnapshotCreation, SnapshotJob
-from dledger.statemachine.duplicates import Duplicates
+from dledger.runtime.threads import Supervisor
+from dledger.statemachine import applier
+from dledger.statemachine.applier import SnapshotCreation, SnapshotJob
+from dledger.statemachine.commands import Duplicates
 from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore
 from dledger.store.fs import FileSystem
 from dledger.types import Boundary, LogIndex, Position, Term
@@ -68,7 +68,7 @@ def write(
 ) -> tuple[SnapshotCreation, PacedFs, list[DLedgerError | None]]:
     """Write a snapshot of some megabytes, of which one is the producers', on this thread."""
     fs, ended = PacedFs(time), list[DLedgerError | None]()
-    monkeypatch.setattr(creation, "monotonic", lambda: time.now_s)
+    monkeypatch.setattr(applier, "monotonic", lambda: time.now_s)
     duplicates = Duplicates(ReplicationConfig())
     duplicates.note_noop(encode_registration(Registration("p", 1, 0)), LogIndex(0), 0)
     duplicates.store(1, 0, [RESULT])
@@ -141,7 +141,7 @@ def test_one_that_failed_is_not_tried_again_at_once(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(PacedFs, "write", full)
     made, _, ended = write(tmp_path / "full", Time(), 0, monkeypatch)
     assert [type(one) for one in ended] == [DiskError]
-    assert made.not_before_ms >= before_ms + creation.RETRY_MS
+    assert made.not_before_ms >= before_ms + applier.RETRY_MS
 
 
 def _noting(

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from dledger.config import ReplicationConfig
-from dledger.core.producer_payload import ProducerRecord, Registration, encode_registration, encode_snapshot
+from dledger.core.noop_payload import ProducerRecord, Registration, encode_registration, encode_snapshot
 from dledger.errors import DamagedSnapshotError
-from dledger.statemachine import duplicates
-from dledger.statemachine.duplicates import PRODUCER_RESULT_BYTES_MAX, RESULTS_KEPT, Duplicates
+from dledger.statemachine import commands
+from dledger.statemachine.commands import PRODUCER_RESULT_BYTES_MAX, RESULTS_KEPT, Duplicates
 from dledger.types import LogIndex
 
 
@@ -128,7 +128,7 @@ def test_the_last_result_of_a_producer_is_kept_though_it_alone_is_too_much() -> 
 
 def test_the_results_that_give_way_are_of_who_was_idle_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """S4: one that has just sent its command may repeat it; also in a table that was loaded."""
-    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 25)
+    monkeypatch.setattr(commands, "RESULT_BYTES_MAX", 25)
     table = Table()
     for slot, name in enumerate("pqr", 1):
         table.register(name, slot)
@@ -144,7 +144,7 @@ def test_the_results_that_give_way_are_of_who_was_idle_longest(monkeypatch: pyte
 
 def test_what_a_loaded_table_replaces_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """S4: a member that has fetched snapshots keeps the same results as the others."""
-    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 25)
+    monkeypatch.setattr(commands, "RESULT_BYTES_MAX", 25)
     table = Table()
     for slot, name in enumerate("pq", 1):
         table.register(name, slot)
@@ -166,7 +166,7 @@ def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyP
     table.apply(1, bytes(PRODUCER_RESULT_BYTES_MAX))
     assert sum(table.of.find("p", number) is not None for number in range(RESULTS_KEPT + 6)) == 1
 
-    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", PRODUCER_RESULT_BYTES_MAX + 10)
+    monkeypatch.setattr(commands, "RESULT_BYTES_MAX", PRODUCER_RESULT_BYTES_MAX + 10)
     table.register("q", 2)
     table.apply(2, bytes(11))
     assert table.of.find("p", RESULTS_KEPT + 5) is None
@@ -177,8 +177,8 @@ def test_what_is_kept_is_bounded_for_each_and_in_all(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_kept_does_not_depend_on_how_entries_are_divided(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """S4: each member reads the log in ranges of its own, and their snapshots must be equal."""
-    monkeypatch.setattr(duplicates, "RESULT_BYTES_MAX", 400)
-    monkeypatch.setattr(duplicates, "PRODUCER_RESULT_BYTES_MAX", 200)
+    monkeypatch.setattr(commands, "RESULT_BYTES_MAX", 400)
+    monkeypatch.setattr(commands, "PRODUCER_RESULT_BYTES_MAX", 200)
     dice = Random(seed)
     whole, single = Table(), Table()
     for slot in (1, 2, 3):

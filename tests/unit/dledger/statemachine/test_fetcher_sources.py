@@ -14,11 +14,11 @@ from crc32c import crc32c
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
-from dledger.core.outbox import SnapshotFetch
+from dledger.core.messages import SnapshotFetch
 from dledger.errors import UnavailableError
 from dledger.rpc.peers.codec import SnapshotRequest
-from dledger.rpc.peers.snapshot_exchange import PeerSnapshotClient
-from dledger.runtime.supervisor import Supervisor
+from dledger.rpc.peers.exchanges import PeerSnapshotClient
+from dledger.runtime.threads import Supervisor
 from dledger.statemachine import fetching
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.snapshots import (

@@ -15,7 +15,7 @@ from dledger.client import DLedgerClient
 from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError, UnavailableError
-from dledger.rpc.peers.snapshot_exchange import PIECE_BYTES, SnapshotTransfer
+from dledger.rpc.peers.exchanges import PIECE_BYTES, SnapshotTransfer
 from dledger.server import DLedgerServer
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
@@ -262,7 +262,7 @@ def test_a_crash_during_an_installation_loses_nothing(
         elif crash == "before it is loaded":
             patch.setattr(MachineHost, "adopt", never)
         else:
-            patch.setattr("dledger.core.entry_pusher.handler.EntryHandler.adopt_snapshot", never)
+            patch.setattr("dledger.core.handler.EntryHandler.adopt_snapshot", never)
         server = group.start(late)
         assert reached.wait(60)
         assert server.log.begin.index < begin

@@ -16,9 +16,9 @@ from dledger.client import DLedgerClient, aio
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError, InvalidRequestError, NoStateMachineError, NotLeaderError
 from dledger.rpc import options
-from dledger.rpc.clients import machine_codec
+from dledger.rpc.clients import group_codec
 from dledger.rpc.clients.codec import ReadMode
-from dledger.rpc.clients.machine_codec import Commands, Query
+from dledger.rpc.clients.group_codec import Commands, Query
 from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId, ProducerBatch, Role
 from dledger_cli.local.group import free_ports
@@ -142,22 +142,22 @@ def test_the_same_over_grpc(group: Group) -> None:
             return answer
 
         def command(*commands: bytes, sequence: int) -> tuple[bytes, ...]:
-            body = machine_codec.encode_commands(Commands("default", commands, ProducerBatch("p", sequence)))
-            return machine_codec.decode_results(ask("Command", body))
+            body = group_codec.encode_commands(Commands("default", commands, ProducerBatch("p", sequence)))
+            return group_codec.decode_results(ask("Command", body))
 
         assert command(b"a", b"b", sequence=0) == (b"1", b"2")
         assert command(b"b", b"c", sequence=1) == (b"2", b"3")
-        answer = machine_codec.decode_answer(ask("Query", machine_codec.encode_query(Query("default", b""))))
+        answer = group_codec.decode_answer(ask("Query", group_codec.encode_query(Query("default", b""))))
         assert json.loads(answer.result) == ["a", "b", "c"]
-        state = machine_codec.decode_snapshot_state(ask("Snapshot", machine_codec.encode_snapshot_request("default")))
+        state = group_codec.decode_snapshot_state(ask("Snapshot", group_codec.encode_snapshot_request("default")))
         assert state.index == answer.applied_index
         with pytest.raises(DLedgerError, match="serves group"):
-            machine_codec.decode_results(ask("Command", machine_codec.encode_commands(Commands("other", (b"x",)))))
+            group_codec.decode_results(ask("Command", group_codec.encode_commands(Commands("other", (b"x",)))))
         for method, body in (
-            ("Command", machine_codec.encode_commands(Commands("default", ()))),
-            ("Command", machine_codec.encode_commands(Commands("default", (b"",) * 33, ProducerBatch("p", 0)))),
-            ("Query", machine_codec.encode_query(Query("default", b"", ReadMode.LOCAL))),
-            ("Query", machine_codec.encode_query(Query("default", b"", after=LogIndex(3), wait_ms=5))),
+            ("Command", group_codec.encode_commands(Commands("default", ()))),
+            ("Command", group_codec.encode_commands(Commands("default", (b"",) * 33, ProducerBatch("p", 0)))),
+            ("Query", group_codec.encode_query(Query("default", b"", ReadMode.LOCAL))),
+            ("Query", group_codec.encode_query(Query("default", b"", after=LogIndex(3), wait_ms=5))),
         ):
             with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
                 ask(method, body)

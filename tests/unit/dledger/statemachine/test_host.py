@@ -33,11 +33,11 @@ from dledger.errors import (
     SnapshotFormatError,
     StateMachineError,
 )
-from dledger.remoting.log.codec import LogCode, error_of
-from dledger.rpc.clients import machine_codec
+from dledger.remoting.log_codec import LogCode, error_of
+from dledger.rpc.clients import group_codec
 from dledger.server import DLedgerServer
 from dledger.statemachine.applier import RESULT_BYTES_MAX
-from dledger.statemachine.duplicates import RESULTS_KEPT
+from dledger.statemachine.commands import RESULTS_KEPT
 from dledger.statemachine.host import QUERIES_MAX
 from dledger.statemachine.ports import Applied, SnapshotWriter
 from dledger.statemachine.snapshots import SnapshotBuilder, SnapshotStore
@@ -252,7 +252,7 @@ def test_an_answer_that_fits_no_frame_is_refused_with_its_size(tmp_path: Path) -
             client.query(b"%d" % (16 * MIB))
         assert len(client.command(b"a")) == RESULT_BYTES_MAX
         with RemotingSocket(int(server.client_address.rpartition(":")[2])) as socket:
-            commands = machine_codec.encode_commands(machine_codec.Commands("", [b"b"] * 16))
+            commands = group_codec.encode_commands(group_codec.Commands("", [b"b"] * 16))
             refused = error_of(socket.ask(LogCode.COMMAND, body=commands), "n0")
         assert isinstance(refused, InvalidRequestError)
         assert refused.outcome == "unknown"
@@ -603,7 +603,7 @@ def test_a_failed_snapshot_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
         assert save(server).index == host.applied_index
 
         full.set()
-        monkeypatch.setattr("dledger.statemachine.creation.RETRY_MS", 200)
+        monkeypatch.setattr("dledger.statemachine.applier.RETRY_MS", 200)
         command(server, *[b"a"] * 20)
         wait_until(lambda: server.conditions.holds(failed), "it has failed again")
         full.clear()

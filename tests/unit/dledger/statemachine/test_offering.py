@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from dledger.errors import DLedgerError, FencedError, SnapshotBusyError
-from dledger.statemachine.offering import SnapshotOffers
+from dledger.statemachine.host import SnapshotOffers
 from dledger.statemachine.snapshots import (
     PRODUCERS_FILE,
     STATE_FILE,

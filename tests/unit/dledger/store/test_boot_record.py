@@ -13,11 +13,16 @@ import pytest
 
 from dledger.config import FlushMode, StoreConfig
 from dledger.errors import CorruptLogError, DiskError
-from dledger.store import boot_record
-from dledger.store.boot_record import BOOT_RECORD_FILE, Inode, last_life
-from dledger.store.checkpoint import LogCheckpoint, LogCheckpointFile
+from dledger.store import durable_state
+from dledger.store.durable_state import (
+    BOOT_RECORD_FILE,
+    FileHardState,
+    Inode,
+    LogCheckpoint,
+    LogCheckpointFile,
+    last_life,
+)
 from dledger.store.file_store import FileStore
-from dledger.store.hard_state import FileHardState
 from dledger.store.quarantine import set_aside_damaged
 from dledger.store.recovery import SECTOR_BYTES
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term
@@ -97,9 +102,9 @@ def test_a_flush_that_a_truncation_overtakes_leaves_no_mark_above_the_log(tmp_pa
     store = _new(config)
     state = store._state
 
-    def truncated() -> boot_record.LastLife:
+    def truncated() -> durable_state.LastLife:
         store.truncate(LogIndex(10))
-        return boot_record.LastLife()
+        return durable_state.LastLife()
 
     fill(store, 1)
     begun = state.begin_flush()
@@ -180,7 +185,7 @@ def test_late_flushes_and_a_new_boot_of_the_machine_are_a_reason_for_doubt(
     else:
         abandon(store)
     if booted:
-        monkeypatch.setattr(boot_record, "kernel_boot_id", lambda: "another boot")
+        monkeypatch.setattr(durable_state, "kernel_boot_id", lambda: "another boot")
 
     reopened = open_store(replace(config, flush_mode=FlushMode.SYNC))
 
@@ -197,7 +202,7 @@ def test_the_traces_tell_of_the_newest_life(tmp_path: Path, monkeypatch: pytest.
     _new(config).close()
     late = replace(config, flush_mode=FlushMode.ASYNC)
     abandon(open_store(late))
-    monkeypatch.setattr(boot_record, "kernel_boot_id", lambda: "another boot")
+    monkeypatch.setattr(durable_state, "kernel_boot_id", lambda: "another boot")
 
     standing, doubt = _standing(open_store(late))
 

@@ -15,9 +15,9 @@ import pytest
 from dledger.config import StoreConfig
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, IndexBeforeBeginError, IndexOutOfRangeError
 from dledger.store import reader
+from dledger.store.durable_state import FileHardState, create_hard_state
 from dledger.store.file_store import FileStore
 from dledger.store.fs import DiskUsage, FileSystem
-from dledger.store.hard_state import FileHardState, create_hard_state
 from dledger.store.inspect import BlankItem, RecordItem, inspect_data, segment_paths
 from dledger.types import Boundary, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dledger.store.checkpoint import read_checkpoint
+from dledger.store.durable_state import read_checkpoint
 from dledger.types import LogIndex
 from tests.unit.dledger.store.support import UnsyncedFs, abandon, fill, open_store, small_config
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError
-from dledger.store.hard_state import HARD_STATE_FILE, FileHardState, create_hard_state, read_hard_state
-from dledger.store.slots import SLOT_BYTES
+from dledger.store.durable_state import HARD_STATE_FILE, SLOT_BYTES, FileHardState, create_hard_state, read_hard_state
 from dledger.types import HardState, NodeId, Standing, Term
 from tests.crash.crash_fs import Change, RecordingFs, crash_states
 from tests.unit.dledger.store.support import UnsyncedFs

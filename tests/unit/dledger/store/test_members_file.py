@@ -13,8 +13,7 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store.fs import FileSystem
-from dledger.store.identity import IDENTITY_FILE
-from dledger.store.members_file import MEMBERS_FILE, MembersFile, SavedMembers, create_members, read_members
+from dledger.store.identity import IDENTITY_FILE, MEMBERS_FILE, MembersFile, SavedMembers, create_members, read_members
 from dledger.store.quarantine import set_aside_damaged
 from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states

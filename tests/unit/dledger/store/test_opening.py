@@ -11,8 +11,8 @@ from crc32c import crc32c
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, IdentityError
 from dledger.store import format as records
+from dledger.store.durable_state import decode_hard_state, encode_hard_state, read_hard_state
 from dledger.store.file_store import FileStore
-from dledger.store.hard_state import decode_hard_state, encode_hard_state, read_hard_state
 from dledger.store.inspect import problems
 from dledger.store.java_files import IMPORTED_FILE
 from dledger.store.quarantine import QUARANTINED_LOGS_MAX, set_aside_damaged

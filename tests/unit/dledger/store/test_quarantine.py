@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, CorruptLogError, DiskFullError
+from dledger.store.durable_state import read_hard_state
 from dledger.store.file_store import FileStore
 from dledger.store.fs import TMP_SUFFIX, FileSystem
-from dledger.store.hard_state import read_hard_state
 from dledger.store.mmap_file import MappedFile
 from dledger.store.quarantine import QUARANTINED_LOGS_MAX, QUARANTINED_MAX, make_quarantine_near
 from dledger.types import HardState, LogIndex, NodeId, Standing, Term

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from dledger.store.boot_record import LastLife
-from dledger.store.checkpoint import LogCheckpoint, Mark
+from dledger.store.durable_state import LastLife, LogCheckpoint, Mark
 from dledger.store.format import HEADER, Follow, ScanWindow, StopKind, encode_record, scan_records
 from dledger.store.recovery import (
     SECTOR_BYTES,

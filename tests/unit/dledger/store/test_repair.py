@@ -17,8 +17,7 @@ from dledger.store.format import CHANNEL_OFFSET
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file import MappedFile
 from dledger.store.quarantine import QUARANTINED_MAX
-from dledger.store.repair import Repaired
-from dledger.store.scrub import Scrub
+from dledger.store.repair import Repaired, Scrub
 from dledger.types import Boundary, LogIndex, Position, Term
 from tests.unit.dledger.store.support import (
     SEGMENT_BYTES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.store.checkpoint import LogCheckpoint, Mark, create_checkpoint
+from dledger.store.durable_state import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.inspect import RecordItem
 from dledger.store.verify import PROBLEMS_MAX, SAMPLE_ENTRIES, LogDivergence, VerifiedNode, compare_nodes, verify_node

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dledger.remoting.acl import is_signed
+from dledger.remoting.frame import is_signed
 from dledger_cli import cli
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.bodies.routes import KVTable

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.core.producer_payload import Registration, encode_registration
+from dledger.core.noop_payload import Registration, encode_registration
 from dledger.store.file_store import FileStore
 from dledger.types import NOOP_CHANNEL, Magic, NodeId, Term
 from dledger_cli.cli import main

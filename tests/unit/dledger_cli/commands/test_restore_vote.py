@@ -12,7 +12,7 @@ from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
-from dledger.store.members_file import MembersFile
+from dledger.store.identity import MembersFile
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
 from dledger_cli.cli import main
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dledger.client.security import ClientSecurity
+from dledger.client.shared import ClientSecurity
 from dledger.config import AccessConfig
 from dledger_cli.broker_target import BrokerTarget
 from dledger_cli.connection import GroupTarget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.core.outbox import RoleChange, RoleReason
+from dledger.core.messages import RoleChange, RoleReason
 from dledger.errors import DLedgerError, NotLeaderError, WouldLoseQuorumError
 from dledger.members import ChangeKind
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term

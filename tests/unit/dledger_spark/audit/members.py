@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from dledger.store.checkpoint import create_checkpoint, read_checkpoint
+from dledger.store.durable_state import create_checkpoint, read_checkpoint
 from dledger.store.format import HEADER, EntryHeader
 from dledger.types import Boundary, LogIndex, Position, Term
 from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, coverage, differ, digest

@@ -11,7 +11,7 @@ from dledger.access.rules import AccessRules
 from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
-from dledger.rpc.bridge import LoopBridge, LoopThread
+from dledger.rpc.loops import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.mastership import GroupView, Mastership, StateDone

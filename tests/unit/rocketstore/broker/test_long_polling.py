@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dledger.rpc import loops
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.pull import WaitingPulls
 from rocketstore.broker.refusal import Refusal
 from tests.unit.rocketstore.heads import head

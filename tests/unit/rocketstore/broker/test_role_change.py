@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dledger.conditions import ConditionKind, Conditions
-from dledger.core.outbox import RoleChange
+from dledger.core.messages import RoleChange
 from dledger.errors import CorruptLogError, DLedgerError, LeaderHint, TransferFailedError
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus
 from dledger.types import LogIndex, NodeId, Role, Term

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import Mastership, StateChange, StateChanges
 from rocketstore.broker.refusal import Refusal
 from rocketstore.types import Outcome, PutMessageStatus, PutResult

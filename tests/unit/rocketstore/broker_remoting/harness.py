@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.frame import Frame
-from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.listening import stop_serving
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker_remoting.service import RemotingService
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker.harness import Harness

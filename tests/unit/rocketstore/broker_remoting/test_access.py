@@ -11,10 +11,9 @@ import pytest
 
 from dledger.access.rules import parse_rules
 from dledger.config import AccessConfig
-from dledger.remoting.acl import ACCESS_KEY, SIGNATURE, signed
 from dledger.remoting.codes import AnswerCode
-from dledger.remoting.frame import Frame, HeaderForm
-from dledger.remoting.log.codec import JavaCode, LogCode
+from dledger.remoting.frame import ACCESS_KEY, SIGNATURE, Frame, HeaderForm, signed
+from dledger.remoting.log_codec import JavaCode, LogCode
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.requests import REQUESTS

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dledger.access.rules import parse_rules
-from dledger.remoting.acl import signed
+from dledger.remoting.frame import signed
 from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record

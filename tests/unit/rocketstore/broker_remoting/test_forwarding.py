@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from dledger.access.quota import HostQuota
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import cut
-from dledger.remoting.host_quota import HostQuota
 from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting import forwarding
 from rocketstore.broker_remoting.forwarding import BORN_HOST

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker_remoting.pops import RULES, shares
 from rocketstore.client.aio.received import ReceivedMessage, split_records

@@ -14,7 +14,7 @@ import pytest
 
 from dledger.config import AccessConfig
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import FrameError
 from dledger.remoting.frame import Frame
 from dledger.rpc import loops
 from rocketstore.broker.mastership import GroupView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.access.guard import ResourceKind
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker.permissions import PUB, SUB, Need
 from rocketstore.broker.refusal import Refusal

@@ -655,7 +655,7 @@ def test_clients_over_remoting_load_neither_grpc_nor_numpy() -> None:
     """Which take longer to load than all of the client, also with TLS and an account."""
     program = (
         "import sys; import rocketstore.client.blocking, rocketstore.client.blocking_consumer, "
-        "dledger.client.security; print(*sys.modules)"
+        "dledger.client.shared; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PROGRAM_S

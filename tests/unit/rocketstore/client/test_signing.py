@@ -16,7 +16,7 @@ def test_only_clients_sign_in_this_way() -> None:
     for package in ("rocketstore", "cluster", "dledger", "dledger_spark"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.module == "dledger.remoting.acl":
+                if isinstance(node, ast.ImportFrom) and node.module == "dledger.remoting.frame":
                     names = {one.name for one in node.names}
                     signers |= {path.relative_to(ROOT).as_posix()} if names & {"signed", "signature"} else set()
 

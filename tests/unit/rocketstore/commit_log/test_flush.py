@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.runtime.supervisor import Supervisor
-from dledger.store.mmap_file_list import Placement
+from dledger.runtime.threads import Supervisor
+from dledger.store.mmap_file import Placement
 from rocketstore.commit_log.flush import (
     CommitLogFlusher,
     DeadlineWatcher,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, DiskError, DiskFullError
-from dledger.store.checkpoint import create_checkpoint, read_checkpoint
+from dledger.store.durable_state import create_checkpoint, read_checkpoint
 from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.verify import verify_node
 from dledger.types import LogIndex

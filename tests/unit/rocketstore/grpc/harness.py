@@ -7,10 +7,10 @@ import asyncio
 from dledger.access.quota import Limits, Quotas
 from dledger.remoting.client import RemotingClient
 from dledger.rpc import options
-from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.connections import Connections
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.listening import stop_serving
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.service import RemotingService
 from rocketstore.grpc.service import SERVICE, GatewayService

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import GroupView
 from rocketstore.grpc import presence
 from tests.support.waiting import wait_until

@@ -13,10 +13,9 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import FrameError
+from dledger.remoting.codes import AnswerCode, FrameError
 from dledger.remoting.frame import Frame
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.broker.mastership import GroupView
 from rocketstore.broker.pop_types import Receive, Received

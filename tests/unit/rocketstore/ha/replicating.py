@@ -12,8 +12,8 @@ from typing import Any
 
 from dledger.clock import Clock
 from dledger.conditions import Conditions
-from dledger.rpc.bridge import LoopThread
 from dledger.rpc.listening import listen
+from dledger.rpc.loops import LoopThread
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.flush import FlushDone
 from rocketstore.commit_log.plain import PlainCommitLog

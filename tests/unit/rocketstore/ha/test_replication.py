@@ -13,7 +13,7 @@ import pytest
 
 from dledger.clock import Clock
 from dledger.rpc import tls
-from dledger.rpc.tls_stream import TlsStream
+from dledger.rpc.tls import TlsStream
 from dledger_cli import certs
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import master as master_module

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import DiskError
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from dledger.store.format import segment_name
 from rocketstore.mapped.allocation import AllocationService, TransientStorePool
 from rocketstore.mapped.file import StoreFile

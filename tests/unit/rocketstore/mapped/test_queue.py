@@ -9,7 +9,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
 from dledger.store.format import segment_name
-from dledger.store.mmap_file_list import Placement
+from dledger.store.mmap_file import Placement
 from rocketstore.mapped.queue import DELETED_MAX, ForcedFileRemoval, MappedFileQueue
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 

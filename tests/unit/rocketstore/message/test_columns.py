@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
 from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from dledger.types import NOOP_CHANNEL
 from rocketstore.broker.pull import WaitingPulls
 from rocketstore.consume_queue.table import ConsumeQueueTable

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.store.fs import FileSystem
 from rocketstore.nameserver.kv import NAME_CHARS_MAX, VALUE_CHARS_MAX, KvConfig
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.nameserver.tables import SILENCE_MS, SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, TableLimits
 from rocketstore.remoting.bodies.routes import QueueData
 from rocketstore.remoting.bodies.topics import DataVersion

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.remoting.codes import Language
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import Language, RequestError
 from rocketstore.remoting.bodies.clients import (
     CLIENT_BYTES_MAX,
     GROUPS_MAX,

@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 from dledger.records import record
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData

@@ -8,8 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from dledger.remoting.codes import AnswerCode
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import AnswerCode, RequestError
 from rocketstore.remoting import headers
 from rocketstore.remoting.headers import (
     Bits,

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from rocketstore.remoting import pop
 from rocketstore.remoting.bodies.pop import AssignmentsBody, BatchAckBody, QueryAssignmentBody, QueueAssignment
 from rocketstore.remoting.bodies.queues import MessageQueue

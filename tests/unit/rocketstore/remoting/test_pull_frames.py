@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.remoting.errors import FrameError, RequestError
+from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, head_of
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
 from rocketstore.remoting.pull_frames import found_head, read_pull

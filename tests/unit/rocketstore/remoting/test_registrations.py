@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.remoting.bodies.topics import (
     FILTER_SERVERS_MAX,

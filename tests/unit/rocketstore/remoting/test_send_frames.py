@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.remoting.errors import RequestError
+from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame, HeaderForm, cut
 from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
 from rocketstore.remoting.send_frames import StoredAnswers, read_send

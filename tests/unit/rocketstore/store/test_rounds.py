@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from dledger.clock import Clock
-from dledger.runtime.supervisor import Supervisor
+from dledger.runtime.threads import Supervisor
 from rocketstore.store.rounds import Periodic
 from tests.support.waiting import wait_until
 

@@ -12,10 +12,9 @@ import pytest
 
 from dledger.client import ReadMode
 from dledger.client.aio import DLedgerClient
-from dledger.client.aio.append_stream import INFLIGHT_REQUESTS_MAX
-from dledger.client.aio.calls import Calls
-from dledger.client.aio.leader_finder import LeaderFinder
-from dledger.client.discovery import Directory, ServerReport
+from dledger.client.aio.appending import INFLIGHT_REQUESTS_MAX
+from dledger.client.aio.connections import Calls
+from dledger.client.discovery import Directory, LeaderFinder, ServerReport
 from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, PendingFullError, RequestTimeoutError, TermChangedError, UnavailableError
 from dledger.remoting.connection import RemotingConnection

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from dledger.client.aio.calls import Calls
-from dledger.client.aio.commands import CommandSender
-from dledger.client.aio.connections import NodeConnections
+from dledger.client.aio.appending import CommandSender
+from dledger.client.aio.connections import Calls, NodeConnections
 from dledger.client.discovery import Directory
 from dledger.client.shared import REQUEST_BYTES_MAX, TimeLimit
 from dledger.errors import (
@@ -19,8 +18,8 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.remoting.log.codec import LogCode
-from dledger.rpc.clients import machine_codec
+from dledger.remoting.log_codec import LogCode
+from dledger.rpc.clients import group_codec
 from dledger.types import ProducerBatch
 
 ADDRESS = "127.0.0.1:1"
@@ -47,12 +46,12 @@ class Leader(NodeConnections):
         self.requests += 1
         if not self.is_ready:
             raise LeaderNotReadyError("not yet")
-        request = machine_codec.decode_commands(body)
+        request = group_codec.decode_commands(body)
         assert request.producer is not None
         results = self._results(request.commands, request.producer)
         if self.requests in self.unanswered:
             raise RequestTimeoutError("the connection broke")
-        return machine_codec.encode_results(results)
+        return group_codec.encode_results(results)
 
     def _results(self, commands: Sequence[bytes], producer: ProducerBatch) -> list[bytes]:
         known = self.producers.setdefault(producer.producer, [])

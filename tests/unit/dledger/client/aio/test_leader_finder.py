@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from dledger.client.aio.leader_finder import LeaderFinder
-from dledger.client.discovery import Directory, ServerReport
+from dledger.client.discovery import Directory, LeaderFinder, ServerReport
 from dledger.client.shared import TimeLimit
 from dledger.errors import DLedgerError, UnavailableError
 

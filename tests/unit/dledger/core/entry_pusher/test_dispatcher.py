@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.core.entry_pusher import DispatcherState
-from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
-from dledger.core.outbox import Wake
+from dledger.core.dispatcher import DispatcherState
+from dledger.core.messages import LoadRun, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate, Wake
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import EntryId, LogIndex, Role, Standing, Term
 from dledger.values import MIB

@@ -18,8 +18,8 @@ from dledger.core.messages import (
     PushTruncate,
     Readmission,
     ReceivedPush,
+    Wake,
 )
-from dledger.core.outbox import Wake
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.members import ClusterMember, Configuration
 from dledger.types import GENESIS, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term

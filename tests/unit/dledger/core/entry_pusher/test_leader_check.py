@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.entry_pusher.leader_check import LeaderCheck
+from dledger.core.log_matching import LeaderCheck
 from dledger.core.member_state import Follower
 from dledger.core.messages import (
     HeartbeatRequest,

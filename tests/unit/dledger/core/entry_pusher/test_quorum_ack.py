@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.core.outbox import Wake
+from dledger.core.messages import Wake
 from dledger.errors import (
     DiskFullError,
     DLedgerError,

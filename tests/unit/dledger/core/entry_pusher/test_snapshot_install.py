@@ -7,8 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dledger.core.messages import PushCommit, PushInstall
-from dledger.core.outbox import SnapshotFetch
+from dledger.core.messages import PushCommit, PushInstall, SnapshotFetch
 from dledger.core.ports import ProducersAt
 from dledger.errors import DiskFullError, ResponseCode
 from dledger.types import GENESIS, NO_INDEX, Boundary, EntryId, LogIndex, Position, Term

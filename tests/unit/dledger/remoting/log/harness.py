@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from dledger.access.guard import AccessGuard
-from dledger.client_server import ClientServer
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError
+from dledger.host import ClientServer
+from dledger.remoting import log_codec
 from dledger.remoting.frame import Frame
-from dledger.remoting.log import codec
-from dledger.remoting.log.codec import LogCode, error_of
+from dledger.remoting.log_codec import LogCode, error_of
 from dledger.rpc.clients.codec import Append, Read, ReadAnswer, ReadMode
 from dledger.types import AppendedBatch, LogIndex, ProducerBatch
 from tests.support.fake_node import FakeNode, client_server
@@ -49,18 +49,18 @@ def served(
 
 
 def append_body(
-    *bodies: bytes, stream: int = codec.UNORDERED, producer: ProducerBatch | None = None, group: str = GROUP
+    *bodies: bytes, stream: int = log_codec.UNORDERED, producer: ProducerBatch | None = None, group: str = GROUP
 ) -> bytes:
     """The body of an append."""
-    return codec.encode_append(stream, Append(group, bodies, producer=producer))
+    return log_codec.encode_append(stream, Append(group, bodies, producer=producer))
 
 
 def appended(answer: Frame) -> AppendedBatch:
     """What an answer to an append says. Raises the error that it tells of."""
-    return codec.decode_appended(succeeded(answer))
+    return log_codec.decode_appended(succeeded(answer))
 
 
-def append(client: RemotingSocket, *bodies: bytes, stream: int = codec.UNORDERED) -> AppendedBatch:
+def append(client: RemotingSocket, *bodies: bytes, stream: int = log_codec.UNORDERED) -> AppendedBatch:
     """Append, and wait for the answer."""
     return appended(client.ask(LogCode.APPEND, body=append_body(*bodies, stream=stream)))
 
@@ -69,12 +69,12 @@ def read_body(
     first: int, count: int = 0, *, mode: ReadMode = ReadMode.COMMITTED, wait_ms: int = 0, max_bytes: int = 0
 ) -> bytes:
     """The body of a read."""
-    return codec.encode_read(Read(GROUP, LogIndex(first), count, max_bytes, mode), wait_ms)
+    return log_codec.encode_read(Read(GROUP, LogIndex(first), count, max_bytes, mode), wait_ms)
 
 
 def read(client: RemotingSocket, first: int, count: int = 0, mode: ReadMode = ReadMode.COMMITTED) -> ReadAnswer:
     """Read, and wait for the answer."""
-    return codec.decode_read_answer(succeeded(client.ask(LogCode.READ, body=read_body(first, count, mode=mode))))
+    return log_codec.decode_read_answer(succeeded(client.ask(LogCode.READ, body=read_body(first, count, mode=mode))))
 
 
 def succeeded(answer: Frame) -> bytes:

@@ -14,9 +14,8 @@ from dledger.access.rules import parse_rules
 from dledger.clock import Clock
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import AccessDeniedError
-from dledger.remoting.acl import signed
-from dledger.remoting.frame import Frame, encode
-from dledger.remoting.log.codec import JavaCode, LogCode
+from dledger.remoting.frame import Frame, encode, signed
+from dledger.remoting.log_codec import JavaCode, LogCode
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.log_requests import NEEDED, LogOperation
 from dledger.types import ProducerBatch

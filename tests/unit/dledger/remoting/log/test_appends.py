@@ -8,11 +8,11 @@ from typing import cast
 from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.remoting.frame import Frame, cut, encode
-from dledger.remoting.log.codec import LogCode
-from dledger.remoting.log.service import LogHandlers, log_server
+from dledger.remoting.log_codec import LogCode
+from dledger.remoting.log_service import LogHandlers, log_server
 from dledger.rpc import loops
-from dledger.rpc.bridge import LoopBridge
 from dledger.rpc.clients.log_requests import LogRequests
+from dledger.rpc.loops import LoopBridge
 from tests.support.fake_node import FakeNode
 from tests.unit.dledger.remoting.log.harness import append_body
 from tests.unit.dledger.remoting.test_connection import Transport

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dledger.errors import LeaderHint, NotLeaderError
 from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
+from dledger.remoting import log_codec
 from dledger.remoting.frame import Frame, decode, encode
-from dledger.remoting.log import codec
-from dledger.remoting.log.codec import LogCode, error_answer, error_of, success_bytes
-from dledger.rpc.clients import member_codec
+from dledger.remoting.log_codec import LogCode, error_answer, error_of, success_bytes
+from dledger.rpc.clients import group_codec
 from dledger.rpc.clients.codec import Append, Read
 from dledger.types import AppendedBatch, LogIndex, NodeId, Term
 
@@ -26,7 +26,7 @@ def framed(header: bytes, body: bytes) -> bytes:
 def test_an_append() -> None:
     """Two entries, unordered, of no producer."""
     body = bytes.fromhex("00000000 0000000000000000 00000002 07 00 64656661756c74 00000001 00000002 61 6263")
-    request = Frame(LogCode.APPEND, 7, body=codec.encode_append(0, Append("default", (b"a", b"bc"))))
+    request = Frame(LogCode.APPEND, 7, body=log_codec.encode_append(0, Append("default", (b"a", b"bc"))))
     assert encode(request) == framed(REQUEST_HEADER % 20000, body)
 
 
@@ -35,14 +35,14 @@ def test_the_answer_to_an_append() -> None:
     body = bytes.fromhex("0000000000000001 0000000000000005 00000001 00000000 0000000000000100")
     request = Frame(LogCode.APPEND, 7)
     batch = AppendedBatch(Term(1), LogIndex(5), LogIndex(5), (256,))
-    assert success_bytes(request, codec.encode_appended(batch)) == framed(ANSWER_HEADER % (0, b""), body)
+    assert success_bytes(request, log_codec.encode_appended(batch)) == framed(ANSWER_HEADER % (0, b""), body)
     assert encode(request.answer(body=body)) == framed(ANSWER_HEADER % (0, b""), body)
 
 
 def test_a_read() -> None:
     """Of at most one entry, which may wait for a second."""
     body = bytes.fromhex("0000000000000005 00000001 00000000 00 000003e8 64656661756c74")
-    request = Frame(LogCode.READ, 7, body=codec.encode_read(Read("default", LogIndex(5), 1), 1000))
+    request = Frame(LogCode.READ, 7, body=log_codec.encode_read(Read("default", LogIndex(5), 1), 1000))
     assert encode(request) == framed(REQUEST_HEADER % 20001, body)
 
 
@@ -50,7 +50,7 @@ def test_a_change_of_members() -> None:
     """A new voter in place of another one, if the configuration is still the one at index 5."""
     change = MemberChange(ChangeKind.ADD, NodeId("n4"), 3, "h", 9, replaces="n3", expected_index=LogIndex(5))
     body = bytes.fromhex("0a 07 64656661756c74 10 05 18 03 22 0d 0a 02 6e34 12 01 68 18 09 2a 02 6e33")
-    request = Frame(LogCode.CHANGE_MEMBERS, 7, body=member_codec.encode_change("default", change))
+    request = Frame(LogCode.CHANGE_MEMBERS, 7, body=group_codec.encode_change("default", change))
     assert encode(request) == framed(REQUEST_HEADER % 20010, body)
 
 
@@ -61,7 +61,7 @@ def test_the_answer_to_a_change_of_members() -> None:
         "0a 03 08 c801 10 06 18 02 20 03"
         "2a 23 0a 02 6e34 12 03 683a39 22 07 6c6561726e6572 28 03 31 0100000000000000 38 01 42 02 6e33"
     )
-    answer = member_codec.encode_changed(Configuration(members, LogIndex(6), Term(2), change_id=3))
+    answer = group_codec.encode_changed(Configuration(members, LogIndex(6), Term(2), change_id=3))
     assert encode(Frame(LogCode.CHANGE_MEMBERS, 7).answer(body=answer)) == framed(ANSWER_HEADER % (0, b""), body)
 
 

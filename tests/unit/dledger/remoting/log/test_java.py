@@ -12,8 +12,8 @@ import pytest
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import LeaderHint, QuorumAckTimeoutError
 from dledger.remoting.frame import Frame
-from dledger.remoting.log.codec import JavaCode
-from dledger.remoting.log.java import TOLERANT_BYTES_MAX
+from dledger.remoting.log_codec import JavaCode
+from dledger.remoting.log_service import TOLERANT_BYTES_MAX
 from dledger.rpc.ports import MemberStatus
 from dledger.types import NodeId
 from tests.support.fake_node import FakeNode

@@ -38,14 +38,14 @@ from dledger.errors import (
 from dledger.members import ChangeKind, MemberChange
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame, encode
-from dledger.remoting.log.codec import JavaCode, LogCode
-from dledger.remoting.log.service import LogHandlers, log_server
+from dledger.remoting.log_codec import JavaCode, LogCode
+from dledger.remoting.log_service import LogHandlers, log_server
 from dledger.rpc import loops, options
-from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients import bulk_codec, member_codec
+from dledger.rpc.clients import bulk_codec, group_codec
 from dledger.rpc.clients import codec as messages
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.log_requests import LogRequests
+from dledger.rpc.loops import LoopBridge
 from dledger.rpc.ports import RoleEvent
 from dledger.types import NO_INDEX, LogIndex, NodeId, Position, ProducerBatch, Role, Term
 from dledger.values import MIB
@@ -364,10 +364,10 @@ def test_a_change_of_members_is_made_once(serving: Served) -> None:
     """A repetition of it is answered likewise; one decided on older members is refused."""
     change = MemberChange(ChangeKind.ADD, NodeId("n4"), 7, "h", 9, expected_index=NO_INDEX)
     with serving.dial() as client:
-        body = member_codec.encode_change(GROUP, change)
-        first = member_codec.decode_changed(succeeded(client.ask(LogCode.CHANGE_MEMBERS, body=body)))
-        assert member_codec.decode_changed(succeeded(client.ask(LogCode.CHANGE_MEMBERS, body=body))) == first
-        late = member_codec.encode_change(GROUP, replace(change, change_id=8))
+        body = group_codec.encode_change(GROUP, change)
+        first = group_codec.decode_changed(succeeded(client.ask(LogCode.CHANGE_MEMBERS, body=body)))
+        assert group_codec.decode_changed(succeeded(client.ask(LogCode.CHANGE_MEMBERS, body=body))) == first
+        late = group_codec.encode_change(GROUP, replace(change, change_id=8))
         assert isinstance(error_in(client.ask(LogCode.CHANGE_MEMBERS, body=late)), StaleConfigurationError)
         assert isinstance(error_in(client.ask(LogCode.CHANGE_MEMBERS, body=b"")), InvalidRequestError)
     assert serving.node.changes == [change]

@@ -12,7 +12,7 @@ from grpc._cython import cygrpc
 from dledger.config import ConnectionLimits
 from dledger.rpc import loops, options
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.aio_server import AnswerStream, add_methods, aio_server
+from dledger.rpc.clients.grpc_server import AnswerStream, add_methods, aio_server
 from dledger.types import LogIndex
 from tests.support import grpc_log
 from tests.support.http2 import HEADERS, Http2Link, call_frames, frame

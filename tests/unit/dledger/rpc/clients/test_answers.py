@@ -8,8 +8,7 @@ import pytest
 
 from dledger.access.quota import Limits, Quotas, TooManyWaitsError
 from dledger.rpc import loops
-from dledger.rpc.clients.answers import AnswerRoom, Leases
-from dledger.rpc.clients.connections import Connection
+from dledger.rpc.clients.connections import AnswerRoom, Connection, Leases
 
 
 class Clients:

@@ -10,9 +10,9 @@ import pytest
 
 from dledger.pb import client_pb2 as pb
 from dledger.rpc import loops
-from dledger.rpc.bridge import LoopBridge
-from dledger.rpc.clients.answers import AnswerRoom
-from dledger.rpc.clients.append_stream import AppendStream, Call
+from dledger.rpc.clients.connections import AnswerRoom
+from dledger.rpc.clients.log_service import AppendStream, Call
+from dledger.rpc.loops import LoopBridge
 from dledger.types import AppendedBatch, LogIndex, Term
 from tests.support.on_loop import until
 

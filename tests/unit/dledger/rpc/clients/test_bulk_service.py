@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 from dledger.access.guard import AccessControl
-from dledger.client_server import ClientServer
 from dledger.clock import Clock
 from dledger.config import AccessConfig, BulkReadConfig, ConnectionLimits, ServerConfig
 from dledger.errors import (
@@ -26,6 +25,7 @@ from dledger.errors import (
     InvariantError,
     UntimedLogError,
 )
+from dledger.host import ClientServer
 from dledger.rpc import loops, options
 from dledger.rpc.clients import bulk_codec as codec
 from dledger.rpc.clients.bulk_service import BLOCK_BYTES_MAX, CHUNK_BYTES_MAX, BulkService, RateLimit

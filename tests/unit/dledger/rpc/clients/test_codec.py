@@ -13,7 +13,7 @@ from dledger import errors
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
 from dledger.members import MemberRole
 from dledger.pb import client_pb2 as pb
-from dledger.rpc.clients import codec, member_codec
+from dledger.rpc.clients import codec, group_codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Role, Term
@@ -204,7 +204,7 @@ def test_transfer_round_trip() -> None:
             codec.decode_metadata_request,
             codec.decode_watch_role,
             codec.decode_transfer,
-            member_codec.decode_change,
+            group_codec.decode_change,
         ]
     ),
     st.binary(max_size=100),

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from dledger.access.quota import TooManyWaitsError
-from dledger.client_server import ClientServer
 from dledger.config import ConnectionLimits, ServerConfig
+from dledger.host import ClientServer
 from dledger.rpc import options
 from dledger.rpc.clients import codec, connections
 from dledger.rpc.clients.connections import Place, links_to, surplus

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dledger.rpc.clients.first_byte import PRIVATE_HOST, FirstByteRelay
+from dledger.rpc.clients.grpc_server import PRIVATE_HOST, FirstByteRelay
 from dledger.rpc.listening import listen
 from dledger.rpc.loops import run
 

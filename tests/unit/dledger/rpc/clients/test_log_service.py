@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from dledger.access.quota import Quota
-from dledger.client_server import ClientServer
 from dledger.config import ConnectionLimits, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.errors import (
     ConfigError,
@@ -36,13 +35,14 @@ from dledger.errors import (
     ResponseCode,
     TermChangedError,
 )
+from dledger.host import ClientServer
 from dledger.members import ChangeKind, MemberChange
 from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
-from dledger.rpc.clients import append_stream, codec, machine_codec, member_codec
-from dledger.rpc.clients.answers import SMALL_BYTES
+from dledger.rpc.clients import codec, group_codec, log_service
 from dledger.rpc.clients.codec import ReadMode
-from dledger.rpc.clients.machine_codec import Commands
+from dledger.rpc.clients.connections import SMALL_BYTES
+from dledger.rpc.clients.group_codec import Commands
 from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support import grpc_log
@@ -131,10 +131,10 @@ def test_commands_whose_results_find_no_room_are_applied(service: Service, monke
     """A refusal that looks like one of the request would have its client send them again."""
     monkeypatch.setattr(Quota, "try_answer", lambda _quota, _size: False)
     command = bytes(SMALL_BYTES)
-    request = machine_codec.encode_commands(Commands("default", [command]))
+    request = group_codec.encode_commands(Commands("default", [command]))
 
     with pytest.raises(DLedgerError, match="no room") as told:
-        machine_codec.decode_results(service.call("Command", request))
+        group_codec.decode_results(service.call("Command", request))
 
     assert told.value.outcome == "unknown"
     assert service.node.bodies() == [command]
@@ -319,11 +319,11 @@ def test_append_stream_is_not_read_beyond_its_limit(service: Service) -> None:
     """What one stream may have pending is bounded; the rest waits at the client."""
     service.node.hold = True
     send, answers = service.append_stream()
-    total = append_stream.REQUESTS_PENDING_MAX + 100
+    total = log_service.REQUESTS_PENDING_MAX + 100
     for number in range(total):
         send(append_request(b"x", request_id=number))
     send(None)
-    wait_until(lambda: len(service.node.held) == append_stream.REQUESTS_PENDING_MAX, "the limit")
+    wait_until(lambda: len(service.node.held) == log_service.REQUESTS_PENDING_MAX, "the limit")
 
     service.node.hold = False
     service.node.release()
@@ -492,15 +492,15 @@ def test_transfer_leadership_names_the_new_leader(service: Service) -> None:
 def test_change_members_returns_the_new_configuration(service: Service) -> None:
     """Or says why not, and at a follower who leads."""
     change = MemberChange(ChangeKind.ADD, NodeId("n4"), 7, "h", 9)
-    request = member_codec.encode_change("default", change)
+    request = group_codec.encode_change("default", change)
 
-    changed = member_codec.decode_changed(service.call("ChangeMembers", request))
+    changed = group_codec.decode_changed(service.call("ChangeMembers", request))
     assert (changed.learners, changed.change_id, service.node.changes) == (("n4",), 7, [change])
     with pytest.raises(IdentityError):
-        member_codec.decode_changed(service.call("ChangeMembers", member_codec.encode_change("x", change)))
+        group_codec.decode_changed(service.call("ChangeMembers", group_codec.encode_change("x", change)))
     service.node.leader = N1
     with pytest.raises(NotLeaderError) as elsewhere:
-        member_codec.decode_changed(service.call("ChangeMembers", request))
+        group_codec.decode_changed(service.call("ChangeMembers", request))
     assert elsewhere.value.leader == N1
     with pytest.raises(grpc.RpcError) as malformed:
         service.call("ChangeMembers", pb.ChangeMembersRequest(group="default", change_id=1).SerializeToString())

@@ -9,7 +9,7 @@ import pytest
 from dledger.errors import InvalidRequestError, WouldLoseQuorumError
 from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.pb import client_pb2 as pb
-from dledger.rpc.clients import member_codec
+from dledger.rpc.clients import group_codec
 from dledger.types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
 
 N4 = NodeId("n4")
@@ -27,7 +27,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.kind.value)
 def test_a_request_arrives_as_it_was_sent(change: MemberChange) -> None:
     """Every kind; to expect the configured members (-1) is not to expect nothing."""
-    assert member_codec.decode_change(member_codec.encode_change("g", change)) == ("g", change)
+    assert group_codec.decode_change(group_codec.encode_change("g", change)) == ("g", change)
 
 
 @pytest.mark.parametrize("kind", ChangeKind)
@@ -59,7 +59,7 @@ def test_every_kind_is_tried(kind: ChangeKind) -> None:
 def test_a_malformed_request_is_refused(wire: pb.ChangeMembersRequest) -> None:
     """Before the core sees it; an id that no setting could name would make a member that nobody can configure."""
     with pytest.raises(InvalidRequestError):
-        member_codec.decode_change(wire.SerializeToString())
+        group_codec.decode_change(wire.SerializeToString())
 
 
 def test_a_configuration_arrives_as_it_was_sent() -> None:
@@ -69,13 +69,13 @@ def test_a_configuration_arrives_as_it_was_sent() -> None:
         ClusterMember(N4, "::1", 2, MemberRole.LEARNER, 4, (1 << 64) - 1, promote=True, replaces="n1"),
     )
     for sent in (Configuration(members, LogIndex(7), Term(3), 5, 9), Configuration(members, NO_INDEX, NO_TERM, 5)):
-        assert member_codec.decode_changed(member_codec.encode_changed(sent)) == replace(sent, next_number=0)
+        assert group_codec.decode_changed(group_codec.encode_changed(sent)) == replace(sent, next_number=0)
 
 
 def test_a_refusal_arrives_as_itself() -> None:
     """With what would be left."""
     with pytest.raises(WouldLoseQuorumError, match="n1 alone"):
-        member_codec.decode_changed(member_codec.encode_changed(WouldLoseQuorumError("n1 alone")))
+        group_codec.decode_changed(group_codec.encode_changed(WouldLoseQuorumError("n1 alone")))
 
 
 def test_a_member_without_an_address_is_no_member() -> None:
@@ -83,4 +83,4 @@ def test_a_member_without_an_address_is_no_member() -> None:
     wire = pb.ChangeMembersResponse(members=[pb.MemberInfo(id="n1", member_role="voter")])
     wire.status.code = 200
     with pytest.raises(InvalidRequestError):
-        member_codec.decode_changed(wire.SerializeToString())
+        group_codec.decode_changed(wire.SerializeToString())

@@ -8,10 +8,9 @@ from uuid import uuid4
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.core.producer_names import is_made_up, own_name, stream_batch, stream_task_name
-from dledger.core.producer_payload import NAME_BYTES_MAX, check_name
+from dledger.core.noop_payload import NAME_BYTES_MAX, check_name, is_made_up, own_name, stream_batch, stream_task_name
 from dledger.errors import InvalidRequestError
-from dledger.sending.numbering import new_producer_name
+from dledger.sending.batch import new_producer_name
 from tests.unit.dledger.rpc.test_limits import ALICE, BOB, shared
 
 

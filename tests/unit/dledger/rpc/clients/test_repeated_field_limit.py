@@ -9,7 +9,7 @@ import pytest
 from dledger.errors import InvalidRequestError
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients import codec
-from dledger.rpc.clients.repeated_field_limit import RepeatedFieldLimit, check_count
+from dledger.rpc.clients.codec import RepeatedFieldLimit, check_count
 
 THREE = RepeatedFieldLimit(2, 3, "entries")
 

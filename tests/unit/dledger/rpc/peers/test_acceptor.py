@@ -13,8 +13,8 @@ import pytest
 
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import PushCommit
-from dledger.rpc.acceptor import UNKNOWN_MAX
-from dledger.rpc.peers import acceptor, frames
+from dledger.rpc.listening import UNKNOWN_MAX
+from dledger.rpc.peers import frames, port
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import REASONS_MAX
 from dledger.rpc.peers.transport import PeerTransport
@@ -54,7 +54,7 @@ def address(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that hangs up soon on whoever does not say what it is."""
-    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.usefixtures("hasty")

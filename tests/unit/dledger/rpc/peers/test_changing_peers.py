@@ -13,9 +13,8 @@ from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit
 from dledger.members import ClusterMember, Configuration
-from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.frames import FrameKind, Purpose
-from dledger.rpc.peers.identity import PeerIdentity
+from dledger.rpc.peers.identity import PeerAddresses, PeerIdentity
 from dledger.rpc.peers.server import CONNECTIONS_MAX, STRANGERS_MAX
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import LogIndex, NodeId, Term

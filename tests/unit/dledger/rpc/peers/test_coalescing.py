@@ -18,12 +18,11 @@ import pytest
 from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse
 from dledger.errors import NodeBusyError, ResponseCode, TlsError
-from dledger.rpc.peers import coalescing, codec
-from dledger.rpc.peers.coalescing import HeartbeatCoalescer, HeartbeatLink, Process, Settle
+from dledger.rpc.peers import codec, port
 from dledger.rpc.peers.codec import HEARTBEATS_GROUPS_MAX, GroupHeartbeat
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose, pack
-from dledger.rpc.peers.outgoing import HEARTBEATS_MAX
-from dledger.rpc.peers.port import PeerPort
+from dledger.rpc.peers.link import HEARTBEATS_MAX
+from dledger.rpc.peers.port import HeartbeatCoalescer, HeartbeatLink, PeerPort, Process, Settle
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NodeId, Term
 from dledger_cli.local.group import free_ports
@@ -99,10 +98,10 @@ def test_a_message_has_so_many_groups_at_most() -> None:
 
 
 def _answers(
-    groups: Sequence[str], answers: Callable[[str], coalescing.AnswerHeartbeat | None], names: tuple[str, ...] | None
+    groups: Sequence[str], answers: Callable[[str], port.AnswerHeartbeat | None], names: tuple[str, ...] | None
 ) -> tuple[HeartbeatResponse | None, ...]:
     payload = codec.encode_heartbeats([GroupHeartbeat(group, N0, 1, 2) for group in groups])
-    return codec.decode_heartbeats_answer(coalescing.answer(payload, names, answers))
+    return codec.decode_heartbeats_answer(port.answer(payload, names, answers))
 
 
 def test_each_group_answers_for_itself_in_their_order() -> None:

@@ -13,9 +13,8 @@ import pytest
 from dledger.errors import InvalidRequestError
 from dledger.rpc import tls
 from dledger.rpc.peers import frames
-from dledger.rpc.peers.connection import PeerConnection
-from dledger.rpc.peers.frames import Frame, FrameKind
-from dledger.rpc.tls_stream import TlsStream
+from dledger.rpc.peers.frames import Frame, FrameKind, PeerConnection
+from dledger.rpc.tls import TlsStream
 from dledger_cli import certs
 from tests.support.certificates import files
 

@@ -10,7 +10,7 @@ from dledger.errors import InvalidRequestError
 from dledger.rpc import tls
 from dledger.rpc.peers import frames
 from dledger.rpc.peers.frames import Frame, FrameBuffer, FrameKind
-from dledger.rpc.tls_stream import SEAL_BYTES, TlsStream
+from dledger.rpc.tls import SEAL_BYTES, TlsStream
 from dledger_cli import certs
 from tests.support.certificates import files
 

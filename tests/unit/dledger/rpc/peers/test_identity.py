@@ -9,10 +9,9 @@ from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
 from dledger.errors import ResponseCode
 from dledger.members import ClusterMember, Configuration
-from dledger.rpc.peers.addresses import PeerAddresses
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
-from dledger.rpc.peers.identity import BaseLogs, PeerIdentity
+from dledger.rpc.peers.identity import BaseLogs, PeerAddresses, PeerIdentity
 from dledger.types import LogIndex, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")

@@ -12,13 +12,12 @@ from dledger.config import Member, ServerConfig
 from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse, PushKind, PushResponse
 from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.dialling import DialledConnection
 from dledger.rpc.peers.frames import FrameKind
 from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
-from dledger.rpc.peers.link import PAUSE_S_MIN, PeerLink
-from dledger.rpc.peers.outgoing import ControlQueue, Outgoing, PushQueue
+from dledger.rpc.peers.link import PAUSE_S_MIN, ControlQueue, Outgoing, PeerLink, PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
 

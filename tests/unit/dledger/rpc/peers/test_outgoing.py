@@ -22,7 +22,7 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
 from dledger.rpc.peers import codec
 from dledger.rpc.peers.frames import FrameKind
-from dledger.rpc.peers.outgoing import ANSWER_TIMEOUT_S, HEARTBEATS_MAX, OTHERS_MAX, ControlQueue, Outgoing, PushQueue
+from dledger.rpc.peers.link import ANSWER_TIMEOUT_S, HEARTBEATS_MAX, OTHERS_MAX, ControlQueue, Outgoing, PushQueue
 from dledger.types import NO_ENTRY, EntryId, LogIndex, NodeId, Term
 
 
@@ -95,7 +95,7 @@ def test_a_peer_that_owes_an_answer_for_too_long_is_left(monkeypatch: pytest.Mon
     """TCP does not notice a proxy that keeps the connection of a member that is gone."""
     queue = ControlQueue()
     now = [1000.0]
-    monkeypatch.setattr("dledger.rpc.peers.outgoing.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dledger.rpc.peers.link.time.monotonic", lambda: now[0])
     queue.add(heartbeat(1))
     now[0] += 2 * ANSWER_TIMEOUT_S
     assert not queue.is_stuck  # it was not sent yet

@@ -14,12 +14,10 @@ from typing import cast
 import pytest
 
 from dledger.errors import InvalidRequestError, SnapshotBusyError, UnavailableError
-from dledger.rpc.peers import codec, snapshot_exchange
+from dledger.rpc.peers import codec, exchanges
 from dledger.rpc.peers.codec import SnapshotRequest
-from dledger.rpc.peers.connection import PeerConnection
-from dledger.rpc.peers.frames import FrameKind
-from dledger.rpc.peers.questions import PeerQuestions
-from dledger.rpc.peers.snapshot_exchange import PIECE_BYTES, TRANSFERS_MAX, PeerSnapshotService, SnapshotTransfer
+from dledger.rpc.peers.exchanges import PIECE_BYTES, TRANSFERS_MAX, PeerQuestions, PeerSnapshotService, SnapshotTransfer
+from dledger.rpc.peers.frames import FrameKind, PeerConnection
 from dledger.types import NO_INDEX, LogIndex
 
 MIB = 1 << 20
@@ -135,7 +133,7 @@ def test_all_transfers_together_keep_to_the_rate(monkeypatch: pytest.MonkeyPatch
     """Pieces of two peers wait for each other."""
     now = [100.0]
     waits: list[float] = []
-    monkeypatch.setattr(snapshot_exchange, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waits.append))
+    monkeypatch.setattr(exchanges, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waits.append))
     service = PeerSnapshotService(Snapshots(), 2 * MIB)
     for _ in range(3):
         service._pace(MIB)

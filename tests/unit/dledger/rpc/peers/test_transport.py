@@ -29,14 +29,12 @@ from dledger.core.messages import (
 )
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc import loops, options
-from dledger.rpc.bridge import Report, log_failure
-from dledger.rpc.peers import codec, frames, pushes, server, suspicion
-from dledger.rpc.peers.acceptor import PeerCaller
-from dledger.rpc.peers.connection import PeerConnection
-from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
-from dledger.rpc.peers.link import PeerLink
-from dledger.rpc.peers.outgoing import HEARTBEATS_MAX, OTHERS_MAX
-from dledger.rpc.peers.suspicion import LeaderWatch
+from dledger.rpc.loops import Report, log_failure
+from dledger.rpc.peers import codec, frames, pushes, server
+from dledger.rpc.peers.frames import FrameBuffer, FrameKind, PeerConnection, Purpose
+from dledger.rpc.peers.link import HEARTBEATS_MAX, OTHERS_MAX, PeerLink
+from dledger.rpc.peers.port import PeerCaller
+from dledger.rpc.peers.server import LeaderWatch
 from dledger.rpc.peers.transport import PeerTransport
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from dledger_cli.local.group import free_ports
@@ -324,7 +322,7 @@ def silent(config: ServerConfig) -> Iterator[Silent]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look takes as long as a busy machine makes it take."""
-    monkeypatch.setattr(suspicion, "LOOK_S_MAX", 2.0)
+    monkeypatch.setattr(server, "LOOK_S_MAX", 2.0)
 
 
 def lose_pushes(peer: Peer) -> None:
@@ -426,7 +424,7 @@ def test_what_breaks_during_a_look_is_looked_into_next(monkeypatch: pytest.Monke
             await asyncio.sleep(0)
         await watch.close()
 
-    monkeypatch.setattr(suspicion, "PAUSE_S", 0.001)
+    monkeypatch.setattr(server, "PAUSE_S", 0.001)
     loops.run(run())
 
     assert looks[0] == N0
@@ -455,13 +453,13 @@ def test_there_are_at_most_ten_looks_per_second(monkeypatch: pytest.MonkeyPatch)
 
     loops.run(run())
 
-    assert looks_s[2] - looks_s[0] >= 1.9 * suspicion.PAUSE_S, "but for what the loop's clock leaves out"
+    assert looks_s[2] - looks_s[0] >= 1.9 * server.PAUSE_S, "but for what the loop's clock leaves out"
 
 
 def test_who_accepts_a_connection_and_ends_it_properly_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member at the limit of its connections does."""
     receiver = RecordingReceiver(leader=(N0, Term(5)))
-    monkeypatch.setattr(suspicion, "LOOK_S_MAX", 20.0)
+    monkeypatch.setattr(server, "LOOK_S_MAX", 20.0)
 
     async def run() -> None:
         accepting = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
@@ -620,7 +618,7 @@ def test_a_peer_that_answers_nothing_for_long_is_dialled_again(
     config: ServerConfig, silent: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a proxy that is alive, its end is noticed by nothing else."""
-    monkeypatch.setattr("dledger.rpc.peers.outgoing.ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("dledger.rpc.peers.link.ANSWER_TIMEOUT_S", 0.1)
     buffer = FrameBuffer(1 << 20)
     with closing(PeerTransport(config)) as transport:
         transport.start(RecordingReceiver())

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.pop_types import (
     Ack,

@@ -13,7 +13,7 @@ import pytest
 from dledger.access.quota import Quota
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
-from dledger.rpc.clients.answers import Leases
+from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.driver import CLIENT_WAITS_MAX

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.pop_types import ANY_QUEUE
 from rocketstore.broker.popping.driver import Subscribed, WaitingReceives

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from dledger.rpc.bridge import LoopBridge
+from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed import service as sends_module
 from rocketstore.broker.timed.service import HOUR_MS, MINUTE_MS, TimedQuota, TimedSends

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.client.security import ClientSecurity
+from dledger.client.shared import ClientSecurity
 from dledger.config import AccessConfig
 from dledger.errors import CorruptLogError
 from rocketstore.broker_config import BrokerConfig

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger.client.security import ClientSecurity
+from dledger.client.shared import ClientSecurity
 from dledger.errors import ConfigError, DLedgerError
 from dledger.remoting import client as remoting_client
-from dledger.remoting.acl import is_signed
 from dledger.remoting.codes import OUTCOME_FIELD, TLS_REQUIRED, AnswerCode
-from dledger.remoting.frame import Frame
+from dledger.remoting.frame import Frame, is_signed
 from dledger.rpc import tls
 from dledger_cli.certs import make_authority, make_node
 from rocketstore.client.aio import errors
