@@ -124,6 +124,8 @@ def test_a_message_takes_the_steps_of_its_walk(tmp_path: Path, caller: str) -> N
         "flusher": "dledger-flush-n0",
         "clients' loop": "rocketmq-clients",
         "dispatch": "rocketstore-dispatch",
+        "delivering loop": "dledger-client-rpc-n0",
+        "consumer's loop": "rocketmq-clients",
     }
 
     _check(_section("A message"), watch_deliveries(tmp_path, REPETITIONS), threads)

@@ -22,7 +22,7 @@ from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tools.tidy.calls import NotedCall, Recorder, record
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 120.0
 SETTLED_S_MAX: Final = 60.0
 TOPIC: Final = "walks"
 _SETTLED_AFTER: Final = 20
