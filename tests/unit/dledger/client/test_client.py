@@ -373,8 +373,8 @@ def test_follow_ends_with_an_error_that_does_not_pass(client: DLedgerClient, gro
     """And with UnavailableError when no node answers for the client's time-out."""
     with pytest.raises(IndexOutOfRangeError):
         next(client.follow(-1))
-    with DLedgerClient(group.addresses, timeout_s=0.4) as hasty:
-        hasty.append(b"a")
+    client.append(b"a")
+    with DLedgerClient(group.addresses, timeout_s=2.0) as hasty:
         entries = hasty.follow(0, address=group.addresses[0])
         next(entries)
         for number in range(3):

@@ -319,7 +319,7 @@ def test_what_follows_a_refused_batch_is_stored_under_the_same_name() -> None:
 @pytest.mark.usefixtures("single")
 def test_after_an_unknown_end_another_name_is_taken(group: FakeGroup) -> None:
     """What was given up may be stored; what comes later must not depend on that."""
-    with DLedgerClient(group.addresses, timeout_s=0.4) as client:
+    with DLedgerClient(group.addresses, timeout_s=2.0) as client:
         client.submit(b"a").result(60)
         group.nodes[0].fail_appends = [TermChangedError("lost")] * 1000
         lost = client.submit(b"lost").exception(60)

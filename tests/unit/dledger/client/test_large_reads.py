@@ -56,7 +56,7 @@ def group() -> Iterator[FakeGroup]:
 
 @pytest.fixture
 def client(group: FakeGroup) -> Iterator[DLedgerClient]:
-    with DLedgerClient(group.addresses, timeout_s=3) as made:
+    with DLedgerClient(group.addresses, timeout_s=60) as made:
         yield made
 
 
@@ -187,11 +187,11 @@ def test_a_node_with_too_many_readers_is_tried_again(group: FakeGroup, monkeypat
         yield
 
     monkeypatch.setattr("dledger.rpc.clients.bulk_service.BulkService.one_of_few", refuse)
-    with DLedgerClient(group.addresses, timeout_s=3) as client:
+    with DLedgerClient(group.addresses, timeout_s=60) as client:
         assert indexes(client.fetch_log(0)) == list(range(ALL))
         refusals += [TooManyBulkReadsError("too many: bulk_streams_max")] * 10_000
         with pytest.raises(PendingFullError, match="bulk_streams"):  # over the same connection: it is refused in time
-            indexes(client.fetch_log(0, timeout_s=1))
+            indexes(client.fetch_log(0, timeout_s=2))
 
 
 def test_an_iterator_that_is_given_up_frees_its_place(group: FakeGroup) -> None:

@@ -154,7 +154,7 @@ def test_without_idempotence_what_was_in_flight_at_a_broken_connection_is_unknow
 def test_at_the_deadline_only_what_was_sent_is_unknown(group: FakeGroup) -> None:
     """What was never sent, because no leader was left, is not applied."""
     group.nodes[0].hold = True
-    with DLedgerClient(group.addresses, timeout_s=0.3) as client:
+    with DLedgerClient(group.addresses, timeout_s=2.0) as client:
         first = client.submit(b"a")
         wait_until(lambda: len(group.nodes[0].held) == 1, "in flight")
         errors = [first.exception(60)]

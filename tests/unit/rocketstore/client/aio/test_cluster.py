@@ -79,7 +79,7 @@ async def test_while_there_is_no_master_the_client_waits_for_one() -> None:
 
 @on_loop
 async def test_without_a_master_by_the_deadline_nothing_was_done() -> None:
-    async with pair(timeout_s=0.3) as (cluster, topics, (master, slave)):
+    async with pair(timeout_s=2.0) as (cluster, topics, (master, slave)):
         topics.brokers["a"] = {1: master.address, 2: slave.address}
         with pytest.raises(errors.BrokerUnreachableError, match="brokers a have no master now") as caught:
             await cluster.ask_master("a", CODE, deadline=cluster.deadline())
@@ -264,7 +264,7 @@ async def test_signatures_are_not_given_to_whoever_registered() -> None:
 @on_loop
 async def test_a_call_that_ran_out_of_time_says_what_kept_failing() -> None:
     """And not that the last look for a master took too long."""
-    async with pair(timeout_s=1.0) as (cluster, _, servers):
+    async with pair(timeout_s=2.0) as (cluster, _, servers):
 
         def slow(frame: Frame) -> Frame:
             for one in servers:

@@ -13,6 +13,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from dledger.sending import window
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
@@ -181,7 +182,7 @@ async def test_a_block_is_spread_over_the_queues_with_several_messages_in_a_row_
 
 @on_loop
 async def test_a_message_without_an_answer_by_its_deadline_may_be_stored() -> None:
-    async with world() as here, here.producer(timeout_s=0.3) as producer:
+    async with world() as here, here.producer(timeout_s=2.0) as producer:
         here.store.answers.extend([silence] * 100)
         with pytest.raises(errors.TimedOutError) as caught:
             await producer.send(message(b"0"))
@@ -190,10 +191,13 @@ async def test_a_message_without_an_answer_by_its_deadline_may_be_stored() -> No
 
 
 @on_loop
-async def test_messages_that_a_broker_refuses_until_their_deadline_fail_with_its_last_refusal() -> None:
+async def test_messages_that_a_broker_refuses_until_their_deadline_fail_with_its_last_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those behind the refused one, too, though they were never sent."""
+    monkeypatch.setattr(window, "RETRY_STEP_MS", 1000.0)  # no attempt has less than that to be refused in
     full = {"status": "TIMER_FLOW_CONTROL", "outcome": "not_applied"}
-    async with world() as here, here.producer(timeout_s=0.6) as producer:
+    async with world() as here, here.producer(timeout_s=2.0) as producer:
         here.store.answers.extend([lambda frame: frame.answer(AnswerCode.SYSTEM_BUSY, "a million wait", full)] * 1000)
         large = bytes(400_000)  # each is a request of its own
         futures = [await producer.submit(message(large), key="k") for _ in range(3)]
@@ -304,7 +308,7 @@ async def test_who_must_have_it_is_told_where_it_cannot_be_had() -> None:
 
 @on_loop
 async def test_until_a_broker_can_be_asked_messages_wait_and_then_are_told_why() -> None:
-    async with world() as here, here.producer(timeout_s=0.3) as producer:
+    async with world() as here, here.producer(timeout_s=2.0) as producer:
         here.topics.brokers["a"] = {1: here.a.address}
         with pytest.raises(errors.BrokerUnreachableError, match="have no master now") as caught:
             await producer.send(message(b"x"))
@@ -518,7 +522,7 @@ async def test_a_real_brokers_topic_can_be_made_smaller_under_a_running_producer
 @on_loop
 async def test_messages_that_wait_for_other_queues_fail_in_time_if_there_are_none() -> None:
     """A route that is out of date for longer than a message may take."""
-    async with world() as here, here.producer(timeout_s=0.5) as producer:
+    async with world() as here, here.producer(timeout_s=2.0) as producer:
         here.store.queues = 0
         with pytest.raises(errors.NoQueueError, match="there is no queue") as caught:
             await producer.send(message(b"x"), key="k")

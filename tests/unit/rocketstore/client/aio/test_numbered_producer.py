@@ -135,7 +135,7 @@ async def test_more_than_may_be_on_its_way_waits_and_fails_behind_a_failure(monk
 
 @on_loop
 async def test_a_message_without_an_answer_may_be_stored_and_the_next_number_says_whether_it_is() -> None:
-    async with world() as here, here.producer(timeout_s=0.3) as producer:
+    async with world() as here, here.producer(timeout_s=2.0) as producer:
         job = producer.numbered("job")
         assert await job.next_number() == 0
         here.store.answers.extend([silence] * 100)
