@@ -76,14 +76,14 @@ test: $(STAMP) ## What needs Python only, in minutes: all units, some seeds, a d
 test-all: $(STAMP) ## Everything but hours: with processes, faults, containers, browser, Spark (installs Debian's packages as root)
 	@tools/system-packages.sh || true
 	@$(BIN)/python -m tests.support.bytecode
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
+	tools/with-dockerd.sh $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 test-rest: $(STAMP) ## What `make test-all` runs and `make test` does not
 	@$(BIN)/python -m tests.support.bytecode --tier=rest
-	$(BIN)/python -m pytest --tier=rest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
+	tools/with-dockerd.sh $(BIN)/python -m pytest --tier=rest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS)
 
 durations: $(STAMP) ## Measure how long each module takes, which decides the order of `make test-all`
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --measure $(PYTEST_ARGS) $(TESTS)
+	tools/with-dockerd.sh $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --measure $(PYTEST_ARGS) $(TESTS)
 
 nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples, interop, Spark matrix, bench
 	$(MAKE) test-all
@@ -93,7 +93,7 @@ nightly: ## What takes hours: soak, all seeds, all planted bugs, other examples,
 coverage: $(STAMP) ## `make test-all` with branch coverage, which takes longer
 	@rm -f .coverage .coverage.*
 	@status=0; \
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) || status=$$?; \
+	tools/with-dockerd.sh $(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) $(TESTS) || status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report || true; \
 	exit $$status
 
@@ -165,11 +165,11 @@ bench-compare: $(STAMP) ## Which figures moved between two runs of `make bench`,
 flame: $(VENV)/.installed-bench ## Flame graphs of a leader while a client appends, into docs/images (root)
 	$(BIN)/python -m benchmarks.flame
 
-image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/base-….tar)
-	@$(BIN)/python -m cluster.containers.image --base
+image-base: $(STAMP) ## A base image of Debian's packages, where none can be pulled (root; build/image/dledger-base-….tar)
+	@$(BIN)/python -m cluster.image --base
 
-image: $(STAMP) ## The container image (BASE_IMAGE=python:3.12-slim; without it, on a base of Debian's packages)
-	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.containers.image
+image: $(STAMP) ## The container image, in a running Docker (BASE_IMAGE=python:3.12-slim; without it, on a base of Debian's packages)
+	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.image
 
 drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only if nothing is lost (DRILL="all --html r.html")
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then missing=; \
@@ -177,10 +177,10 @@ drill: $(STAMP) ## Kill the leader of a group of containers under load; 0 only i
 		if [ -n "$$missing" ]; then echo "installing: $$missing"; \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 				apt-get install -qq --no-install-recommends -y $$missing >/dev/null; fi; fi
-	@BASE_IMAGE="$(BASE_IMAGE)" $(BIN)/python -m cluster.drill $(DRILL)
+	@BASE_IMAGE="$(BASE_IMAGE)" tools/with-dockerd.sh $(BIN)/python -m cluster.drill $(DRILL)
 
 compose-check: $(STAMP) ## The image and compose.yaml, tried from the host (needs Docker, or root and docker.io)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py tests/compose/test_compose_groups.py
+	tools/with-dockerd.sh $(BIN)/python -m pytest $(PYTEST_ARGS) tests/compose/test_image.py tests/compose/test_compose.py tests/compose/test_compose_tls.py tests/compose/test_compose_groups.py
 
 proto: $(STAMP) ## Generate dledger/pb and rocketstore/pb from proto/
 	PYTHON=$(BIN)/python proto/generate.sh

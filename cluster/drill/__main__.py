@@ -45,7 +45,7 @@ Examples:
   python -m cluster.drill all --on processes --json > drills.json
 
 \b
-Containers need Docker, or root and Debian's docker.io; otherwise the drills run on processes, with a note.
+Containers need Docker (tools/with-dockerd.sh starts it); otherwise the drills run on processes, with a note.
 Exit code 0: nothing acknowledged was lost, doubled or moved, and the group recovered each time. 1: anything else.""",
 )
 @click.argument("names", nargs=-1, required=True, metavar="DRILL…", callback=_known)

@@ -96,9 +96,7 @@ class ContainerTarget:
         """The containers' location, if they are kept."""
         if not self._keep:
             return ()
-        url = getattr(self._client, "url", "")  # of the drill's own engine
-        prefix = f"DOCKER_HOST={url} " if url else ""
-        return (f"the containers are kept: {prefix}docker ps --all --filter label={LABEL}={self.name}",)
+        return (f"the containers are kept: docker ps --all --filter label={LABEL}={self.name}",)
 
     def address(self, node: NodeId) -> str:
         """Its own address on the private network, which this host can reach."""

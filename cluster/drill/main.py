@@ -53,7 +53,7 @@ def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reportin
     logging.getLogger("rocketstore").addHandler(logging.NullHandler())
     results: list[DrillResult] = []
     failures: list[str] = []
-    with _targets(place, keep=options.keep) as (make_target, notes):
+    with _targets(place) as (make_target, notes):
         for note in notes:
             click.secho(note, err=True, fg="yellow")
         for drill, chosen in _planned(names, options):
@@ -110,7 +110,7 @@ def _progress(drill: Drill) -> Iterator[Callable[[DrillEvent], None]]:
 
 
 @contextmanager
-def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, list[str]]]:
+def _targets(place: DrillPlace) -> Iterator[tuple[MakeTarget, list[str]]]:
     """Factories for groups, and notes for the user."""
     with ExitStack() as resources:
         if place is DrillPlace.PROCESSES:
@@ -120,7 +120,7 @@ def _targets(place: DrillPlace, *, keep: bool) -> Iterator[tuple[MakeTarget, lis
             )
             return
         try:
-            make_target = resources.enter_context(_container_targets(keep=keep))
+            make_target = resources.enter_context(_container_targets())
         except NotPossibleError as error:
             if place is DrillPlace.CONTAINERS:
                 raise
@@ -138,21 +138,26 @@ def _process_target(drill: Drill, options: DrillOptions) -> DrillTarget:
 
 
 @contextmanager
-def _container_targets(*, keep: bool) -> Iterator[MakeTarget]:
+def _container_targets() -> Iterator[MakeTarget]:
     """Containers from the image of the current sources. Raises ``NotPossibleError``."""
     try:
-        from cluster.containers.engine import EngineUnavailableError, engine
-        from cluster.containers.image import ImageError, ensure_image
+        import docker
+
         from cluster.drill.containers import ContainerMigration, ContainerTarget
         from cluster.drill.member_containers import ContainerMembers
+        from cluster.image import REQUEST_TIMEOUT_S, ImageError, ensure_image
     except ImportError as error:
         raise NotPossibleError(f"the Docker SDK is not installed ({error}): run {install_command('drill')}") from error
 
     with ExitStack() as resources:
         try:
-            client = resources.enter_context(engine(keep=keep))
+            client = resources.enter_context(closing(docker.from_env(timeout=REQUEST_TIMEOUT_S)))
             image = ensure_image(client)
-        except (EngineUnavailableError, ImageError) as error:
+        except docker.errors.DockerException as error:
+            raise NotPossibleError(
+                f"no Docker: {error}; tools/with-dockerd.sh COMMAND starts a daemon (root)"
+            ) from error
+        except ImageError as error:
             raise NotPossibleError(str(error)) from error
 
         def make(drill: Drill, options: DrillOptions) -> DrillTarget:

@@ -15,8 +15,7 @@ from typing import Any
 
 from docker.models.containers import Container
 
-from cluster.containers.engine import EngineClient
-from cluster.containers.image import PROJECT
+from cluster.image import PROJECT
 from dledger.values import GRPC_PORT_OFFSET
 from dledger_cli.local.group import free_ports
 from tests.support.lacking import lacks
@@ -90,9 +89,7 @@ def published_ports(*files: str) -> dict[str, int]:
 
 
 @contextmanager
-def project(
-    client: EngineClient, image: str, *files: str, profile: str = "", settings: Mapping[str, str] | None = None
-) -> Iterator[Project]:
+def project(image: str, *files: str, profile: str = "", settings: Mapping[str, str] | None = None) -> Iterator[Project]:
     """Started (not yet waited for) from some compose files; all of it is gone at the end. Skips without Compose."""
     compose = compose_command()
     if compose is None:
@@ -105,7 +102,6 @@ def project(
     addresses = ",".join(f"127.0.0.1:{port}" for name, port in ports.items() if re.fullmatch(r"N[012]|LOG\d", name))
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("DLEDGER_")},
-        "DOCKER_HOST": client.url,
         "COMPOSE_PROJECT_NAME": f"dledger-test-{os.getpid()}",
         "DLEDGER_IMAGE": image,
         **{f"DLEDGER_{name}_PORT": str(port) for name, port in ports.items()},

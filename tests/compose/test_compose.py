@@ -8,18 +8,18 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
+import docker
 import pytest
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import NODES, TOKEN, Project, wait_until_up
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
+def project(image: str) -> Iterator[Project]:
     """The group of compose.yaml."""
-    with projects.project(docker_engine, image, "compose.yaml") as made:
+    with projects.project(image, "compose.yaml") as made:
         wait_until_up(made)
         yield made
 
@@ -82,7 +82,7 @@ def opens(url: str) -> bool:
         return False
 
 
-def test_a_stopped_leader_hands_over(project: Project, docker_engine: EngineClient) -> None:
+def test_a_stopped_leader_hands_over(project: Project, docker_engine: docker.DockerClient) -> None:
     """``docker compose stop`` is SIGTERM: the master hands over, and its container ends by itself with 0.
 
     The message that the old leader acknowledged is there, and new ones are taken.
@@ -122,7 +122,7 @@ def test_data_outlives_the_containers(project: Project) -> None:
     assert project.dledger("message", "consume", *arguments) == "still here\n"
 
 
-def test_the_engine_finds_the_brokers_healthy(project: Project, docker_engine: EngineClient) -> None:
+def test_the_engine_finds_the_brokers_healthy(project: Project, docker_engine: docker.DockerClient) -> None:
     """By the image's health check, in containers that may do nothing else."""
     found = [docker_engine.containers.get(project.container(node)) for node in NODES]
 

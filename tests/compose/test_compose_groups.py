@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from docker import DockerClient
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import UP_TIMEOUT_S, Project
 from tests.support.waiting import wait_until
@@ -16,9 +16,9 @@ SERVICES = ("g0", "g1", "g2")
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
+def project(image: str) -> Iterator[Project]:
     """Its brokers, all of which have registered."""
-    with projects.project(docker_engine, image, "compose.groups.yaml") as made:
+    with projects.project(image, "compose.groups.yaml") as made:
         wait_until(lambda: len(_roles(made)) == 9, "nine brokers have registered", UP_TIMEOUT_S)
         yield made
 
@@ -52,7 +52,7 @@ def test_each_container_leads_its_share(project: Project) -> None:
     assert {one["broker"]: one["max_offset"] for one in ranges} == {"a": 1, "b": 1, "c": 1}
 
 
-def test_the_engine_finds_every_broker_of_a_container_healthy(project: Project, docker_engine: EngineClient) -> None:
+def test_the_engine_finds_every_broker_of_a_container_healthy(project: Project, docker_engine: DockerClient) -> None:
     """The image's health check asks all three."""
     assert _inside(project, "health").splitlines() == [f"127.0.0.1:{port}: serving" for port in (10911, 10921, 10931)]
     found = [docker_engine.containers.get(project.container(one)) for one in SERVICES]

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import Project
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
+def project(image: str) -> Iterator[Project]:
     """All five containers."""
-    with projects.project(docker_engine, image, "compose.yaml", profile="grow") as made:
+    with projects.project(image, "compose.yaml", profile="grow") as made:
         wait_until(lambda: voters(made) == {"n0", "n1", "n2"}, "three found a group", projects.UP_TIMEOUT_S)
         yield made
 

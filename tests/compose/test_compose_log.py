@@ -6,16 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import Project, wait_until_up
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
+def project(image: str) -> Iterator[Project]:
     """Its group."""
-    with projects.project(docker_engine, image, "compose.log.yaml") as made:
+    with projects.project(image, "compose.log.yaml") as made:
         wait_until_up(made)
         yield made
 

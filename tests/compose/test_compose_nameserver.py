@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
+import docker
 import pytest
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import NODES, TOKEN, Project, output_of, wait_until_up
 from tests.support.waiting import wait_until
@@ -18,10 +18,10 @@ REGISTERED_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str) -> Iterator[Project]:
+def project(image: str) -> Iterator[Project]:
     """The group, and its name server."""
     settings = {"DLEDGER_NAMESRV_ADDR": "namesrv:9876"}
-    with projects.project(docker_engine, image, "compose.yaml", profile="nameserver", settings=settings) as made:
+    with projects.project(image, "compose.yaml", profile="nameserver", settings=settings) as made:
         wait_until_up(made)
         yield made
 
@@ -32,7 +32,7 @@ def _metrics(project: Project) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "#" not in name}
 
 
-def test_the_brokers_register_also_after_it_was_restarted(project: Project, docker_engine: EngineClient) -> None:
+def test_the_brokers_register_also_after_it_was_restarted(project: Project, docker_engine: docker.DockerClient) -> None:
     """It has forgotten them; they come back long before their next registration is due."""
     prefix = "rocketmq_namesrv_"
 
@@ -72,7 +72,7 @@ def test_the_console_shows_the_whole_cluster(project: Project) -> None:
     wait_until(lambda: members() == [3], "one group of three is shown", REGISTERED_S)
 
 
-def test_it_is_healthy_and_has_no_rights(project: Project, docker_engine: EngineClient) -> None:
+def test_it_is_healthy_and_has_no_rights(project: Project, docker_engine: docker.DockerClient) -> None:
     """By the engine's own check, which asks it by its protocol; from the host, by the published port."""
     container = docker_engine.containers.get(project.container("namesrv"))
 

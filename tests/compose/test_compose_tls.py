@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from docker import DockerClient
 
-from cluster.containers.engine import EngineClient
 from tests.compose import project as projects
 from tests.compose.project import NODES, Project, output_of, wait_until_up
 
 
 @pytest.fixture(scope="module")
-def project(docker_engine: EngineClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def project(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """The group; the host has the client's files, fetched as the compose file says."""
-    with projects.project(docker_engine, image, "compose.yaml", "compose.tls.yaml") as made:
+    with projects.project(image, "compose.yaml", "compose.tls.yaml") as made:
         files = tmp_path_factory.mktemp("certs") / "client"
         projects.run(["docker", "cp", f"{made.container('certs')}:/certs/client", str(files)], made.environment)
         made.environment.update(
@@ -51,7 +51,7 @@ def ca_of(project: Project) -> str:
     return project.environment["DLEDGER_TLS_CA"]
 
 
-def test_a_broker_has_its_own_key_only(project: Project, docker_engine: EngineClient) -> None:
+def test_a_broker_has_its_own_key_only(project: Project, docker_engine: DockerClient) -> None:
     """Whoever breaks into one cannot be taken for another; the engine's health check has what it needs."""
     for node in NODES:
         container = docker_engine.containers.get(project.container(node))
@@ -62,7 +62,7 @@ def test_a_broker_has_its_own_key_only(project: Project, docker_engine: EngineCl
         assert "serving" in output_of(container, "dledger", "health")
 
 
-def test_the_console_has_the_clients_certificate(project: Project, docker_engine: EngineClient) -> None:
+def test_the_console_has_the_clients_certificate(project: Project, docker_engine: DockerClient) -> None:
     """And sees the group with it."""
     console = docker_engine.containers.get(project.container("console"))
     nodes = json.loads(output_of(console, "dledger", "status", "--json", "-b", "n0:10911,n1:10921,n2:10931"))["nodes"]

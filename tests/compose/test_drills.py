@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
+import docker
 import pytest
 
-from cluster.containers.engine import EngineClient
 from cluster.drill.containers import LABEL, ContainerMigration, ContainerTarget
 from cluster.drill.context import DrillContext, DrillOptions
 from cluster.drill.drills import DRILLS, Drill
@@ -22,7 +22,7 @@ CHANGE_MEMBERS = ("grow-and-shrink", "replace-node")
 MOVES_THE_LEADERSHIP = len(ONE_LEADER_EACH) + len(Direction)
 
 
-def run(client: EngineClient, image: str, drill: Drill) -> DrillResult:
+def run(client: docker.DockerClient, image: str, drill: Drill) -> DrillResult:
     """Nothing of it may be left afterwards."""
     target = ContainerTarget(client, image, size=SHORT.nodes, small_disks=drill.small_disks)
     if drill.changes_members:
@@ -34,7 +34,7 @@ def run(client: EngineClient, image: str, drill: Drill) -> DrillResult:
     return result
 
 
-def nothing_is_left(client: EngineClient, target: ContainerTarget) -> None:
+def nothing_is_left(client: docker.DockerClient, target: ContainerTarget) -> None:
     """Of what it made."""
     mine = f"{LABEL}={target.name}"
     assert not client.containers.list(all=True, filters={"label": mine})
@@ -54,7 +54,7 @@ def most_drills(stage: DrillContext) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_survives_one_drill_after_the_other(docker_engine: EngineClient, image: str) -> None:
+def test_a_group_survives_one_drill_after_the_other(docker_engine: docker.DockerClient, image: str) -> None:
     """Nothing acknowledged is lost, doubled or moved, and every node catches up each time.
 
     A leader in trouble is replaced, also one that is only heard one way (by rules in its network namespace, which are
@@ -83,7 +83,7 @@ def changes_of_members(stage: DrillContext) -> None:
 
 
 @pytest.mark.slow
-def test_containers_come_and_go_under_load(docker_engine: EngineClient, image: str) -> None:
+def test_containers_come_and_go_under_load(docker_engine: docker.DockerClient, image: str) -> None:
     """Nothing acknowledged is lost, doubled or moved; a node that had left comes back with an empty volume."""
     drill = Drill("changes-of-members", "one after the other", changes_of_members, changes_members=True)
 
@@ -96,7 +96,7 @@ def test_containers_come_and_go_under_load(docker_engine: EngineClient, image: s
 
 
 @pytest.mark.soak
-def test_a_pair_becomes_a_group_and_a_plain_broker_again(docker_engine: EngineClient, image: str) -> None:
+def test_a_pair_becomes_a_group_and_a_plain_broker_again(docker_engine: docker.DockerClient, image: str) -> None:
     """On the same volumes; ``make test`` runs the same drill on processes."""
     target = ContainerMigration(docker_engine, image, size=SHORT.nodes)
     with closing(target):
@@ -108,7 +108,7 @@ def test_a_pair_becomes_a_group_and_a_plain_broker_again(docker_engine: EngineCl
 
 
 @pytest.mark.soak
-def test_a_full_disk_moves_the_leadership(docker_engine: EngineClient, image: str) -> None:
+def test_a_full_disk_moves_the_leadership(docker_engine: docker.DockerClient, image: str) -> None:
     """On a group of its own: volumes that can be filled forget everything when a container ends.
 
     ``make test`` runs the same drill on processes, whose disks are small file systems.

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from docker.models.containers import Container
 
-from cluster.containers.engine import EngineClient
-from cluster.containers.image import ensure_image
+from cluster.image import ensure_image
 from tests.compose.project import output_of
 from tests.support.waiting import wait_until
 
@@ -22,7 +22,7 @@ Run = Callable[..., Container]
 
 
 @pytest.fixture
-def run(docker_engine: EngineClient, image: str) -> Iterator[Run]:
+def run(docker_engine: docker.DockerClient, image: str) -> Iterator[Run]:
     """Run a container as the docs say; it is removed at the end, with its volume."""
     started: list[Container] = []
 
@@ -55,7 +55,7 @@ def is_ready(container: Container) -> bool:
 
 
 def test_the_image_is_small(
-    docker_engine: EngineClient, image: str, record_property: Callable[[str, object], None]
+    docker_engine: docker.DockerClient, image: str, record_property: Callable[[str, object], None]
 ) -> None:
     """At most 200 MB over its base, and the base's own size is not counted."""
     layers = docker_engine.images.get(image).history()
@@ -68,7 +68,7 @@ def test_the_image_is_small(
     assert 50_000_000 < over_base_bytes <= OVER_BASE_BYTES_MAX
 
 
-def test_an_image_is_not_built_twice(docker_engine: EngineClient, image: str) -> None:
+def test_an_image_is_not_built_twice(docker_engine: docker.DockerClient, image: str) -> None:
     """The same sources are the same image."""
     assert ensure_image(docker_engine) == image
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from cluster.containers.image import PROJECT
+from cluster.image import PROJECT
 from tests.compose.project import published_ports
 
 

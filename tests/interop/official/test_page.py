@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from benchmarks.peers import official_client
-from cluster.containers.image import PROJECT
+from cluster.image import PROJECT
 from rocketstore.client import Admin, GroupInfo, TopicInfo
 from tests.interop import java
 from tests.interop.official.clients import HERE, INSTALL_TIMEOUT_S, Language

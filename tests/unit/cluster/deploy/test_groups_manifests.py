@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.containers.image import DEPLOY, PROJECT
+from cluster.image import DEPLOY, PROJECT
 from dledger_cli.commands.broker_start import broker
 from dledger_cli.commands.health import own_servers
 from rocketstore.broker_config import BrokerConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.containers.image import DEPLOY, PROJECT
+from cluster.image import DEPLOY, PROJECT
 from dledger_cli.cli import COMMANDS
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import load_broker_settings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.containers.image import DEPLOY, PROJECT
+from cluster.image import DEPLOY, PROJECT
 from dledger import settings
 from dledger.config import ServerConfig
 from dledger_cli.commands.health import own_servers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.containers.image import DEPLOY, PROJECT
+from cluster.image import DEPLOY, PROJECT
 from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.settings import load_name_server_settings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.containers.image import DEPLOY, PROJECT
+from cluster.image import DEPLOY, PROJECT
 from dledger_cli.cli import main
 from dledger_cli.reporting import EXIT_USAGE
 from tests.support.lacking import program

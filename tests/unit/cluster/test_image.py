@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cluster.containers import image
-from cluster.containers.image import PROJECT
+from cluster import image
+from cluster.image import PROJECT
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Builds the image of the current sources: ``python -m cluster.containers.image`` (``make image``).
+"""Builds the image of the current sources in the Docker daemon: ``python -m cluster.image`` (``make image``).
 
 If ``BASE_IMAGE`` is set, ``cluster/deploy/Dockerfile`` builds on it with packages from PyPI. Otherwise nothing is
 pulled: the base is made of Debian packages (by ``apt-get``), and the dependencies are wheels that the machine's own pip
-fetches for the base's Python. Everything is kept under ``build/``, keyed by its inputs, so that it is rebuilt only when
-they change.
+fetches for the base's Python. Both are kept under ``build/``, keyed by their inputs, so that they are made again only
+when these change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from typing import Final
 import click
 import docker
 
-from cluster.containers.engine import EngineUnavailableError, engine, is_own
 from dledger.errors import DLedgerError
 
-PROJECT: Final = Path(__file__).resolve().parents[2]
+PROJECT: Final = Path(__file__).resolve().parents[1]
 BUILD: Final = PROJECT / "build"
 DEPLOY: Final = Path("cluster/deploy")
 DOCKERFILE: Final = DEPLOY / "Dockerfile"
@@ -44,6 +43,8 @@ LOCK: Final = DEPLOY / "requirements.lock"
 """The packages installed from PyPI: exact versions with hashes."""
 _CONTEXT: Final = ("pyproject.toml", "README.md", "LICENSE", "dledger", "rocketstore", "dledger_cli", "cluster/deploy")
 _KEY_LENGTH: Final = 12
+REQUEST_TIMEOUT_S: Final = 300
+"""For a request to the Docker daemon: a build is silent for a while."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,36 +53,30 @@ class ImageError(DLedgerError):
 
 
 def ensure_image(client: docker.DockerClient) -> str:
-    """The tag of an image of the current sources, built if the engine has none. Raises ``ImageError``."""
+    """The tag of an image of the current sources, built if the daemon has none. Raises ``ImageError``."""
     if not (PROJECT / DOCKERFILE).exists():
         raise ImageError("building an image requires the project's sources, which an installed package lacks")
     base = os.environ.get("BASE_IMAGE", "")
     tag = f"{NAME}:{_image_key(base)}"
     with _locked(BUILD / "image"):
         if not _has(client, tag):
-            saved = _kept("image", tag)
-            if saved.exists():
-                _log.info("loading %s", saved)
-                _load(client, saved)
-            else:
-                _build(client, tag, base)
-                if is_own(client):
-                    _save(client, tag, saved)
+            _build(client, tag, base)
     return tag
 
 
 def ensure_base(client: docker.DockerClient) -> str:
-    """The tag of a base image of Debian packages, built if there is none. Raises ``ImageError``."""
+    """The tag of a base image of Debian packages, imported if the daemon has none. Raises ``ImageError``."""
+    file = base_file()
+    tag = file.name.removesuffix(".tar").removeprefix(f"{BASE_NAME}-")
+    if not _has(client, f"{BASE_NAME}:{tag}"):
+        client.api.import_image(str(file), repository=BASE_NAME, tag=tag)
+    return f"{BASE_NAME}:{tag}"
+
+
+def base_file() -> Path:
+    """The base image of Debian packages as a file, made if there is none. Raises ``ImageError``."""
     script = PROJECT / DEPLOY / "image-base.sh"
-    tag = f"{BASE_NAME}:{_digest([script.read_bytes()])}"
-    if not _has(client, tag):
-        name, _, version = tag.partition(":")
-        client.api.import_image(str(_base_file(script, tag)), repository=name, tag=version)
-    return tag
-
-
-def _base_file(script: Path, tag: str) -> Path:
-    file = _kept("base", tag)
+    file = BUILD / "image" / f"{BASE_NAME}-{_digest([script.read_bytes()])}.tar"
     if file.exists():
         return file
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -91,8 +86,11 @@ def _base_file(script: Path, tag: str) -> Path:
         )
     _log.info("building a base image from Debian packages")
     made = file.with_suffix(".part")
+    file.parent.mkdir(parents=True, exist_ok=True)
     _run(["sh", str(script), str(made)])
-    _replace("base", made, file)
+    for old in file.parent.glob(f"{BASE_NAME}-*.tar"):
+        old.unlink()
+    made.rename(file)
     return file
 
 
@@ -153,20 +151,6 @@ def _build(client: docker.DockerClient, tag: str, base: str) -> None:
         raise ImageError(f"cannot build the image: {error}\n{said[-4000:]}") from None
 
 
-def _save(client: docker.DockerClient, tag: str, file: Path) -> None:
-    """Save the image for the next engine, replacing older ones: our own engine loses everything when it stops."""
-    made = file.with_suffix(".part")
-    with made.open("wb") as output:
-        for chunk in client.images.get(tag).save(named=tag):
-            output.write(chunk)
-    _replace("image", made, file)
-
-
-def _load(client: docker.DockerClient, file: Path) -> None:
-    with file.open("rb") as content:
-        client.images.load(content)
-
-
 def _has(client: docker.DockerClient, tag: str) -> bool:
     try:
         client.images.get(tag)
@@ -198,18 +182,6 @@ def _digest(parts: Iterable[bytes]) -> str:
     return found.hexdigest()[:_KEY_LENGTH]
 
 
-def _kept(kind: str, tag: str) -> Path:
-    """The file in which an image is saved."""
-    return BUILD / "image" / f"{kind}-{tag.partition(':')[2]}.tar"
-
-
-def _replace(kind: str, made: Path, file: Path) -> None:
-    """Save ``made`` as ``file``, and remove older files of its kind."""
-    for old in file.parent.glob(f"{kind}-*.tar"):
-        old.unlink()
-    made.rename(file)
-
-
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Lets one process at a time build; the others use its result."""
@@ -226,22 +198,21 @@ def _run(command: list[str]) -> None:
 
 
 @click.command()
-@click.option("--base", "only_base", is_flag=True, help="Only the base image from Debian packages.")
+@click.option("--base", "only_base", is_flag=True, help="Only the base image from Debian packages, as a file.")
 def main(only_base: bool) -> None:
-    """Build the image of the current sources, and print where it is."""
+    """Build the image of the current sources, and print its name."""
     logging.basicConfig(level="INFO", format="%(message)s")
     try:
-        with engine() as client:
-            tag = ensure_base(client) if only_base else ensure_image(client)
+        if only_base:
+            click.echo(f"{base_file()} (docker import)")
+            return
+        with contextlib.closing(docker.from_env(timeout=REQUEST_TIMEOUT_S)) as client:
+            tag = ensure_image(client)
             image = client.images.get(tag)
-            kept = not is_own(client)
-            if kept and not only_base:
-                image.tag(NAME, LOCAL)
-                tag = f"{tag}, also {NAME}:{LOCAL}"
-    except (EngineUnavailableError, ImageError) as error:
+            image.tag(NAME, LOCAL)
+    except (docker.errors.DockerException, ImageError) as error:
         raise click.ClickException(str(error)) from None
-    where = "in the engine" if kept else f"in {_kept('base' if only_base else 'image', tag)} (docker load, or import)"
-    click.echo(f"{tag}: {image.attrs['Size'] / 1e6:.0f} MB, {where}")
+    click.echo(f"{tag}, also {NAME}:{LOCAL}: {image.attrs['Size'] / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
