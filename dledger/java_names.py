@@ -1,7 +1,7 @@
 """Names of settings of RocketMQ 4.9 and 5.x and of DLedger: those with an effect here, and those that change nothing.
 
 The latter are in families with one reason each. A server given such a name says what that means
-(``dledger.setting_notices``), and so does docs/configuration.md. Names with an effect are in ``ALIASES`` and in the
+(``dledger.setting_sources``), and so does docs/configuration.md. Names with an effect are in ``ALIASES`` and in the
 records of settings; the names of a broker stand here as well, for nodes and name servers, which do not read them.
 """
 

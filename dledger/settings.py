@@ -31,8 +31,7 @@ from dledger.config import (
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
 from dledger.limits import Unit, limits_of
-from dledger.setting_notices import alarms_first, notices
-from dledger.setting_sources import Chosen, SettingTarget, Vocabulary
+from dledger.setting_sources import Chosen, SettingTarget, Vocabulary, alarms_first, notices
 from dledger.types import NodeId
 from dledger.values import parse_boolean, parse_integer, parse_millis, parse_number, parse_percentage, parse_size, split
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dledger import flag_values
-from dledger.contexts import ContextOption, check_place
+from dledger.command_line import flag_values
+from dledger.command_line.contexts import ContextOption, check_place
 from dledger_cli.chosen_brokers import ChosenBrokers
 from dledger_cli.security_options import NO_SECURITY, CommandSecurity, security_options
 

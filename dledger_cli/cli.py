@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dledger import __version__
-from dledger.contexts import CHOSEN, complete_name
+from dledger.command_line.contexts import CHOSEN, complete_name
 from dledger_cli.reporting import ErrorReportingGroup
 
 COMMANDS: Final = {

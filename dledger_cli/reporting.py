@@ -7,7 +7,7 @@ import errno
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from dledger.contexts import USED
+from dledger.command_line.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
 from dledger_cli.terminal import escaped_lines
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from dledger.contexts import ContextOption
+from dledger.command_line.contexts import ContextOption
 
 if TYPE_CHECKING:
     from dledger.client.shared import ClientSecurity

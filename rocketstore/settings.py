@@ -21,8 +21,7 @@ from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, Serve
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED, Risk
 from dledger.limits import limits_of
-from dledger.setting_notices import alarms_first, notices, places
-from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary
+from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary, alarms_first, notices, places
 from dledger.types import TlsServerMode
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig

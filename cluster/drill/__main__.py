@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger_cli import terminal
 
 

@@ -14,8 +14,7 @@ from typing import Final
 from cluster.drill.history import NodeView
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import BUCKET_S, Bucket, FaultEffects
-from dledger import html_page
-from dledger.html_page import CHART_WIDTH
+from dledger.command_line.chart import CHART_WIDTH, drawing, legend
 
 LEFT: Final = 74
 RIGHT: Final = 12
@@ -56,10 +55,10 @@ def chart(result: DrillResult, number: int) -> str:
         f"{result.name}: roles, throughput and latency over {span_s:.0f} seconds",
         _described(result),
     )
-    keys, keys_height = html_page.legend(_KEYS, 14, bottom + AXIS + 6)
+    keys, keys_height = legend(_KEYS, 14, bottom + AXIS + 6)
     parts.append(keys)
     data = f' data-left="{LEFT}" data-right="{CHART_WIDTH - RIGHT}" data-span="{span_s:.3f}"'
-    return html_page.svg(number, bottom + AXIS + 6 + keys_height, names, "".join(parts), data)
+    return drawing(number, bottom + AXIS + 6 + keys_height, names, "".join(parts), data)
 
 
 _KEYS: Final = (

@@ -13,7 +13,7 @@ from cluster.drill.chart import chart
 from cluster.drill.history import EventKind
 from cluster.drill.runner import DrillResult
 from cluster.drill.timeline import BUCKET_S, Bucket
-from dledger import html_page
+from dledger.command_line import html_page
 
 _ROW_CLASSES = {
     EventKind.FAULT: "fault",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.errors import ConfigError
 
 # `dledger_cli.certs` is imported in the commands because it needs an optional package.

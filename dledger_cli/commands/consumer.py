@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.conditions import Condition, ConditionKind
 from dledger_cli import terminal
 from dledger_cli.broker_target import BrokerTarget, broker_options

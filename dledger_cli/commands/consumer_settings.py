@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.values import parse_millis
 from dledger_cli import terminal
 from dledger_cli.broker_target import BrokerTarget, broker_options

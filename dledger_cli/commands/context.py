@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dledger import contexts, flag_values
+from dledger.command_line import contexts, flag_values
 from dledger_cli import terminal
 
 

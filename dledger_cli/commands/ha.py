@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.values import address_text, parse_address
 from dledger_cli import process, terminal
 from dledger_cli.broker_target import BrokerTarget, broker_options

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dledger import flag_values
-from dledger.contexts import ContextOption
+from dledger.command_line import flag_values
+from dledger.command_line.contexts import ContextOption
 from dledger.errors import ConfigError
 from dledger.values import address_text
 from dledger_cli import terminal

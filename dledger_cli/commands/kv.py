@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from dledger.command_line.flag_values import Seconds
 from dledger.errors import DLedgerError
-from dledger.flag_values import Seconds
 from dledger.rpc.clients.codec import ReadMode
 from dledger_cli import process
 from dledger_cli.connection import GroupTarget, group_options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.core.noops import describe_payload
 from dledger.types import Entry, LogIndex, Magic
 from dledger_cli import terminal

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger_cli import terminal
 from dledger_cli.broker_target import BrokerTarget, broker_options
 from dledger_cli.commands.message_delayed import delayed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.errors import DLedgerError
 from dledger.members import MemberRole
 from dledger.rpc.ports import NodeStatus

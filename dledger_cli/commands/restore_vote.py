@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from dledger import flag_values
 from dledger.clock import Clock
+from dledger.command_line import flag_values
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError
 from dledger.store.file_store import FileStore

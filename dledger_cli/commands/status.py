@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.errors import DLedgerError, RequestTimeoutError
 from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger.errors import DLedgerError
 from dledger_cli import terminal
 from dledger_cli.broker_target import BrokerTarget, broker_options

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
 from dledger_cli import terminal
 from dledger_cli.commands.message_print import body_of, message_json
 from dledger_cli.dead_letters import walk

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
+from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
 from dledger_spark.audit.blocks import (
     BLOCK_BYTES,
@@ -36,7 +37,6 @@ from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import assigned, security_of_environment
-from dledger_spark.jobs.units import CountUnit
 from dledger_spark.session import is_remote
 
 if TYPE_CHECKING:

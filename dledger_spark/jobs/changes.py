@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dledger import extras, flag_values
+from dledger import extras
+from dledger.command_line import flag_values
+from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
 from dledger_spark.jobs.batches import STATE, locked
 from dledger_spark.jobs.command import report_command, run_standalone
@@ -32,7 +34,6 @@ from dledger_spark.jobs.errors import JobBusyError, JobError, MissingPartError
 from dledger_spark.jobs.replay import DROPPED_PROPERTIES, ReplayTarget, write_options
 from dledger_spark.jobs.report import Fact, JobReport
 from dledger_spark.jobs.source import assigned, security_of_environment
-from dledger_spark.jobs.units import CountUnit
 
 if TYPE_CHECKING:
     import pyarrow as pa

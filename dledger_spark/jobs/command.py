@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dledger import extras, flag_values
+from dledger import extras
+from dledger.command_line import flag_values
 from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.page import write_page

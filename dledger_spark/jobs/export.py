@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dledger.command_line.flag_values import Size
 from dledger.errors import ConfigError
-from dledger.flag_values import Size
 from dledger_spark.jobs.batches import BatchDirectory, open_batches
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+from dledger.command_line.chart import Bars, Chart, ColumnChart, Series
+from dledger.command_line.units import CountUnit
 from dledger_spark.jobs.batches import MANIFEST, BatchDirectory
-from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
-from dledger_spark.jobs.units import CountUnit
 
 VERSION: Final = 1
 _NUMBERS: Final = ("batch", "first", "end", "lost")

@@ -6,10 +6,10 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from dledger import html_page
-from dledger_spark.jobs.chart import Chart, svg
+from dledger.command_line import html_page
+from dledger.command_line.chart import Chart, svg
+from dledger.command_line.units import CountUnit, shown
 from dledger_spark.jobs.report import Fact, JobReport, Table
-from dledger_spark.jobs.units import CountUnit, shown
 
 ROWS_MAX: Final = 2000
 """Rows of a table on the page: more make browsers slow, and ``--json`` has all."""

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from dledger.command_line.units import CountUnit, Value, shown
 from dledger_spark.jobs.report import JobReport, ReportColumn, Table
-from dledger_spark.jobs.units import CountUnit, Value, shown
 
 
 def print_report(report: JobReport, out: TextIO | None = None) -> None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
+from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
-from dledger_spark.jobs.units import CountUnit
 from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape

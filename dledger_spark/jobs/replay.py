@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dledger import flag_values
+from dledger.command_line import flag_values
+from dledger.command_line.chart import Bars, Series
+from dledger.command_line.units import CountUnit
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
-from dledger_spark.jobs.chart import Bars, Series
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.own_topics import is_of_users
@@ -39,7 +40,6 @@ from dledger_spark.jobs.source import (
     source_or_parquet_options,
     words,
 )
-from dledger_spark.jobs.units import CountUnit
 from dledger_spark.session import tasks_at_once
 
 if TYPE_CHECKING:

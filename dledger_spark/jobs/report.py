@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dledger_spark.jobs.chart import Chart
-from dledger_spark.jobs.units import CountUnit, Value
+from dledger.command_line.chart import Chart
+from dledger.command_line.units import CountUnit, Value
 
 EXIT_DONE = 0
 EXIT_FAILED = 1

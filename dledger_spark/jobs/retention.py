@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger import flag_values
-from dledger_spark.jobs.chart import Bars, Chart, Series
+from dledger.command_line import flag_values
+from dledger.command_line.chart import Bars, Chart, Series
+from dledger.command_line.units import CountUnit
+from dledger.command_line.units import shown as figure
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.retention_plan import RetentionOutcome, RetentionSegment, Setting, outcome
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.units import CountUnit
-from dledger_spark.jobs.units import shown as figure
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
-from dledger import flag_values
-from dledger.contexts import ContextOption, chosen_in
+from dledger.command_line import flag_values
+from dledger.command_line.contexts import ContextOption, chosen_in
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger import flag_values
-from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series
+from dledger.command_line import flag_values
+from dledger.command_line.chart import Bars, Chart, ColumnChart, Series
+from dledger.command_line.units import CountUnit, Value, time_text
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS, Span, silent_hours, spans
 from dledger_spark.jobs.own_topics import is_own
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.units import CountUnit, Value, time_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

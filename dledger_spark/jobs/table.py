@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import click
 
-from dledger import extras, flag_values
+from dledger import extras
 from dledger.client import ReadMode
+from dledger.command_line import flag_values
+from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError, IndexBeforeBeginError
 from dledger_spark.jobs.batches import STATE, locked, refuse_uri
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.errors import JobError, MissingPartError
 from dledger_spark.jobs.report import Fact, JobReport
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.units import CountUnit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,7 @@ from dledger import settings as dledger_settings
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.setting_notices import alarms_first, notices
-from dledger.setting_sources import SettingTarget, Vocabulary
+from dledger.setting_sources import SettingTarget, Vocabulary, alarms_first, notices
 from dledger.types import TlsServerMode
 from dledger.values import parse_boolean, parse_integer
 from rocketstore.nameserver.config import NameServerConfig

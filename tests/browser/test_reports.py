@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from cluster.drill import html
-from dledger_spark.jobs.chart import Bars, Series
+from dledger.command_line.chart import Bars, Series
+from dledger.command_line.units import CountUnit
 from dledger_spark.jobs.page import page as job_page
-from dledger_spark.jobs.units import CountUnit
 from tests.browser.chromium import Page
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 from tests.unit.dledger_spark.jobs.reports import REPORT

@@ -1,4 +1,4 @@
-"""``dledger.contexts``: what is kept, who reads it, and what wins."""
+"""``dledger.command_line.contexts``: what is kept, who reads it, and what wins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dledger import contexts
-from dledger.contexts import CHOSEN, CONTEXTS_MAX, USED, ContextOption, Contexts
+from dledger.command_line import contexts
+from dledger.command_line.contexts import CHOSEN, CONTEXTS_MAX, USED, ContextOption, Contexts
 from dledger.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dledger.flag_values import INT64_MAX, NewFile, Number, Seconds, Size, Whole
+from dledger.command_line.flag_values import INT64_MAX, NewFile, Number, Seconds, Size, Whole
 
 
 @pytest.mark.parametrize(

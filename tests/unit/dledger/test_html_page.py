@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dledger import html_page
+from dledger.command_line import chart, html_page
 
 
 def test_a_page_may_do_only_what_it_was_written_with() -> None:
@@ -36,8 +36,8 @@ def test_what_comes_from_a_log_is_text() -> None:
         html_page.banner(evil, items=[evil]),
         html_page.tile(evil, evil),
         html_page.table([(evil, False)], [html_page.row([html_page.cell(evil)])]),
-        html_page.legend([(("",), evil)], 0, 0)[0],
-        html_page.svg(1, 10, (evil, evil), ""),
+        chart.legend([(("",), evil)], 0, 0)[0],
+        chart.drawing(1, 10, (evil, evil), ""),
     ]
 
     assert all('<b>&"' not in one and "&lt;b&gt;&amp;" in one for one in parts)
@@ -82,7 +82,7 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_a_saved_picture_is_xml_whatever_a_log_contains() -> None:
     """Tags and keys may hold any character; XML has no control characters, and a log must not reorder a page's text."""
     evil = "".join(map(chr, (*range(32), 127, 0x85, 0x202E, 0x2066, 0xD800, 0xFFFE, 0xFFFF)))
-    page = html_page.document("t", "", [html_page.svg(1, 10, (evil, evil), f"<text>{evil}</text>")])
+    page = html_page.document("t", "", [chart.drawing(1, 10, (evil, evil), f"<text>{evil}</text>")])
 
     drawn = page[page.index("<svg") : page.index("</svg>") + len("</svg>")]
     text = "".join(ElementTree.fromstring(drawn).itertext())
@@ -92,7 +92,7 @@ def test_a_saved_picture_is_xml_whatever_a_log_contains() -> None:
 
 def test_a_picture_can_be_saved_only_where_the_script_runs() -> None:
     """Its buttons are hidden until then."""
-    picture = html_page.picture(html_page.svg(1, 10, ("a", "b"), ""), '<div class="tip"></div>')
+    picture = html_page.picture(chart.drawing(1, 10, ("a", "b"), ""), '<div class="tip"></div>')
 
     root = ElementTree.fromstring(picture)
     line = root.find("p")
@@ -104,12 +104,12 @@ def test_a_picture_can_be_saved_only_where_the_script_runs() -> None:
 def test_a_legend_takes_as_many_lines_as_it_needs() -> None:
     """No entry begins where it has no room; without entries, there is no legend."""
     names = [f"series number {number}" for number in range(20)]
-    drawn, height = html_page.legend([(('class="a"', 'fill="b"'), name) for name in names], 14, 100)
+    drawn, height = chart.legend([(('class="a"', 'fill="b"'), name) for name in names], 14, 100)
 
     root = ElementTree.fromstring(f"<svg>{drawn}</svg>")
     texts = [(float(one.get("x", "0")), float(one.get("y", "0")), one.text) for one in root.iter("text")]
     assert [text for _, _, text in texts] == names
     assert len(root.findall("rect")) == 40
-    assert all(x + html_page.text_px(str(text)) <= html_page.CHART_WIDTH for x, _, text in texts)
-    assert height == html_page.LEGEND_LINE * len({y for _, y, _ in texts}) > html_page.LEGEND_LINE
-    assert html_page.legend([], 14, 100) == ("", 0.0)
+    assert all(x + chart.text_px(str(text)) <= chart.CHART_WIDTH for x, _, text in texts)
+    assert height == chart.LEGEND_LINE * len({y for _, y, _ in texts}) > chart.LEGEND_LINE
+    assert chart.legend([], 14, 100) == ("", 0.0)

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from dledger.java_names import ALARMS, ALIASES, FAMILIES, SWITCHED_OFF, UNUSED, Idleness, Risk, family_of
-from dledger.setting_notices import alarms_first, notices, places
-from dledger.setting_sources import Given
+from dledger.setting_sources import Given, alarms_first, notices, places
 
 
 def given(**texts: str) -> list[Given]:
@@ -67,7 +66,7 @@ def test_alarms_stay_first_among_other_warnings() -> None:
 def test_a_long_list_is_cut_and_the_debug_log_has_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
     """A start must stay readable."""
     names = sorted(family_of("sendMessageThreadPoolNums").names)
-    caplog.set_level(logging.DEBUG, "dledger.setting_notices")
+    caplog.set_level(logging.DEBUG, "dledger.setting_sources")
 
     (line,) = notices([Given(name, "1", f"/b.conf:{at}") for at, name in enumerate(names, start=1)])
 

@@ -11,7 +11,7 @@ import click
 import numpy as np
 import pytest
 
-from dledger.flag_values import Number, Seconds, Size
+from dledger.command_line.flag_values import Number, Seconds, Size
 from dledger.limits import FieldLimits, Range, Unit, out_of_range
 from dledger.values import (
     parse_address,

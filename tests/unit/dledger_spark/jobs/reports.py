@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dledger_spark.jobs.chart import Bars, ColumnChart, Series
+from dledger.command_line.chart import Bars, ColumnChart, Series
+from dledger.command_line.units import CountUnit
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
-from dledger_spark.jobs.units import CountUnit
 
 HOURS = tuple(f"{hour:02d}:00" for hour in range(24))
 

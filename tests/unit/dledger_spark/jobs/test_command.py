@@ -21,7 +21,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dledger.contexts import changing, contexts_path
+from dledger.command_line.contexts import changing, contexts_path
 from dledger.errors import ConfigError, UnavailableError
 from dledger_cli.cli import main as dledger
 from dledger_spark.errors import LogDirectoryError, OptionError

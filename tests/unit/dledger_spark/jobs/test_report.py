@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dledger.html_page import CHART_WIDTH, text_px
-from dledger_spark.jobs.chart import Bars, Chart, ColumnChart, Series, svg
+from dledger.command_line.chart import CHART_WIDTH, Bars, Chart, ColumnChart, Series, svg, text_px
+from dledger.command_line.units import CountUnit, Value, shown
 from dledger_spark.jobs.page import page, write_page
 from dledger_spark.jobs.printing import print_json, print_report
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table, key
-from dledger_spark.jobs.units import CountUnit, Value, shown
 from tests.unit.dledger_spark.jobs.reports import REPORT
 
 SVG = "{http://www.w3.org/2000/svg}"

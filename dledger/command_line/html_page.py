@@ -16,16 +16,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-CHART_WIDTH: Final = 1000
-"""In a chart's own units; the page scales it."""
-_WIDTHS_PX: Final = {
-    **dict.fromkeys("iljtfI.,:;'|!()[]/ -", 5.0),
-    **dict.fromkeys("mwMW%@", 12.0),
-    **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ", 9.5),
-    **dict.fromkeys("#&+<=>^~", 10.1),
-}
-_OTHER_PX: Final = (7.7, 13.0)
-"""Of all other characters: ASCII, and any other."""
 _REPLACEMENT: Final = 0xFFFD
 _SHOWN_AS: Final = {
     **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), _REPLACEMENT),
@@ -34,8 +24,6 @@ _SHOWN_AS: Final = {
     0x7F: 0x2421,
 }
 """Signs for characters that no XML may have, as a saved picture is, that are invisible, or that reorder text."""
-LEGEND_LINE: Final = 22
-"""Height of a line of a chart's legend."""
 
 
 def document(title: str, css: str, body: Iterable[str], script: str = "") -> str:
@@ -53,7 +41,7 @@ def document(title: str, css: str, body: Iterable[str], script: str = "") -> str
 
 
 def _own_file(ending: str) -> str:
-    return resources.files("dledger").joinpath(f"html_page.{ending}").read_text(encoding="utf-8")
+    return resources.files("dledger.command_line").joinpath(f"html_page.{ending}").read_text(encoding="utf-8")
 
 
 def _policy(style: str, scripts: Iterable[str]) -> str:
@@ -131,39 +119,6 @@ def picture(drawn: str, beside: str = "") -> str:
         f'<figure class="picture"><div class="scroll"><div class="plot">{drawn}{beside}</div></div>'
         '<p class="save" hidden="hidden">Save this picture: <button type="button" data-as="svg">SVG</button>'
         '<button type="button" data-as="png">PNG</button></p></figure>'
-    )
-
-
-def text_px(text: str) -> float:
-    """At most so wide is a text in a chart's font, whichever of the page's it is."""
-    return sum(_WIDTHS_PX.get(one, _OTHER_PX[not one.isascii()]) for one in text)
-
-
-def legend(items: Iterable[tuple[Sequence[str], str]], left: float, top: float) -> tuple[str, float]:
-    """A chart's legend in as many lines as it needs, and their height.
-
-    An item: attributes of the rectangles that make its key, one over the other, and its name.
-    """
-    found, x, y = [], left, top
-    for keys, name in items:
-        width = 22 + text_px(name)
-        if x > left and x + width > CHART_WIDTH:
-            x, y = left, y + LEGEND_LINE
-        found += [f'<rect {one} x="{x:.1f}" y="{y + 2:.1f}" width="14" height="10"/>' for one in keys]
-        found.append(f'<text x="{x + 20:.1f}" y="{y + 11:.1f}">{escape(name)}</text>')
-        x += width + 14
-    return "".join(found), (y - top + LEGEND_LINE if found else 0.0)
-
-
-def svg(number: int, height: float, names: tuple[str, str], body: str, data: str = "") -> str:
-    """A chart of ``CHART_WIDTH``. ``names``: its title, and a sentence that describes it for screen readers.
-
-    ``number`` makes its ids unique on the page; ``data``: further attributes, for a script.
-    """
-    title, text = f"chart-title-{number}", f"chart-text-{number}"
-    return (
-        f'<svg class="chart" viewBox="0 0 {CHART_WIDTH} {height}" role="img" aria-labelledby="{title} {text}"{data}>'
-        f'<title id="{title}">{escape(names[0])}</title><desc id="{text}">{escape(names[1])}</desc>{body}</svg>'
     )
 
 

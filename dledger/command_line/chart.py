@@ -1,23 +1,34 @@
-"""Generates charts as SVG elements, so that a report is one file without network access or scripts.
+"""Charts of reports as SVG elements, so that a report is one file without network access or scripts.
 
-Colours are those of the page (classes, see ``page.py``), so a chart follows the reader's light or dark theme. Nothing
-depends on colour alone: series also have a legend and patterns, every mark shows its value on hover, and the report's
-tables contain the same figures.
+Columns and bars are here, with the parts that a drill's chart over time shares with them: title, legend, text widths.
+Colours are those of the page (classes, see ``html_page.css``), so a chart follows the reader's light or dark theme.
+Nothing depends on colour alone: series also have a legend and patterns, every mark shows its value on hover, and the
+report's tables contain the same figures.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from dledger import html_page
-from dledger.html_page import CHART_WIDTH, text_px
-from dledger_spark.jobs.units import CountUnit, shown
+from dledger.command_line.units import CountUnit, shown
 
+CHART_WIDTH: Final = 1000
+"""In a chart's own units; the page scales it."""
+_WIDTHS_PX: Final = {
+    **dict.fromkeys("iljtfI.,:;'|!()[]/ -", 5.0),
+    **dict.fromkeys("mwMW%@", 12.0),
+    **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ", 9.5),
+    **dict.fromkeys("#&+<=>^~", 10.1),
+}
+_OTHER_PX: Final = (7.7, 13.0)
+"""Of all other characters: ASCII, and any other."""
+LEGEND_LINE: Final = 22
+"""Height of a line of a chart's legend."""
 PLOT_HEIGHT: Final = 220
 SERIES_MAX: Final = 4
 """The number of colours on the page."""
@@ -84,10 +95,10 @@ Chart = ColumnChart | Bars
 
 def svg(chart: Chart, number: int) -> str:
     """The SVG element, with its legend; ``number`` makes its ids unique on the page."""
-    keys, top = html_page.legend(_legend(chart, number), 14, _TOP / 2)
+    keys, top = legend(_legend(chart, number), 14, _TOP / 2)
     body, height = _columns(chart, number, _TOP + top) if isinstance(chart, ColumnChart) else _bars(chart, number, top)
     patterns = _patterns(len(chart.series), number)
-    return html_page.svg(number, height, (chart.title, _described(chart)), patterns + keys + body)
+    return drawing(number, height, (chart.title, _described(chart)), patterns + keys + body)
 
 
 def _legend(chart: Chart, number: int) -> list[tuple[list[str], str]]:
@@ -221,3 +232,39 @@ def _ceiling(most: float, unit: CountUnit) -> float:
         scale *= 1024
     power = scale * 10.0 ** math.floor(math.log10(most / scale))
     return next(step * power for step in _STEPS if step * power >= most * (1 - 1e-9))
+
+
+# --- what every chart has -------------------------------------------------------------------------------------
+
+
+def text_px(text: str) -> float:
+    """At most so wide is a text in a chart's font, whichever of the page's it is."""
+    return sum(_WIDTHS_PX.get(one, _OTHER_PX[not one.isascii()]) for one in text)
+
+
+def legend(items: Iterable[tuple[Sequence[str], str]], left: float, top: float) -> tuple[str, float]:
+    """A chart's legend in as many lines as it needs, and their height.
+
+    An item: attributes of the rectangles that make its key, one over the other, and its name.
+    """
+    found, x, y = [], left, top
+    for keys, name in items:
+        width = 22 + text_px(name)
+        if x > left and x + width > CHART_WIDTH:
+            x, y = left, y + LEGEND_LINE
+        found += [f'<rect {one} x="{x:.1f}" y="{y + 2:.1f}" width="14" height="10"/>' for one in keys]
+        found.append(f'<text x="{x + 20:.1f}" y="{y + 11:.1f}">{escape(name)}</text>')
+        x += width + 14
+    return "".join(found), (y - top + LEGEND_LINE if found else 0.0)
+
+
+def drawing(number: int, height: float, names: tuple[str, str], body: str, data: str = "") -> str:
+    """A chart of ``CHART_WIDTH``. ``names``: its title, and a sentence that describes it for screen readers.
+
+    ``number`` makes its ids unique on the page; ``data``: further attributes, for a script.
+    """
+    title, text = f"chart-title-{number}", f"chart-text-{number}"
+    return (
+        f'<svg class="chart" viewBox="0 0 {CHART_WIDTH} {height}" role="img" aria-labelledby="{title} {text}"{data}>'
+        f'<title id="{title}">{escape(names[0])}</title><desc id="{text}">{escape(names[1])}</desc>{body}</svg>'
+    )
