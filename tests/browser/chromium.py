@@ -14,6 +14,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.support.lacking import lacks
+from tests.support.waiting import PATIENCE_S
 
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
@@ -99,7 +100,7 @@ class Page:
         """A lane's state."""
         return str(self.js("return document.querySelector(`[data-node='${arguments[0]}']`)?.dataset.state ?? ''", node))
 
-    def wait(self, condition: Callable[[], _T], what: str, timeout_s: float = 20.0) -> _T:
+    def wait(self, condition: Callable[[], _T], what: str, timeout_s: float = PATIENCE_S) -> _T:
         """Until the condition holds; gives what it gave. If it does not, the error has the page's text."""
         waiting = WebDriverWait(self.driver, timeout_s, poll_frequency=0.05)
         try:

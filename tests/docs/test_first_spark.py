@@ -73,9 +73,7 @@ def test_they_read_follow_and_write(spark: SparkSession, group: LocalGroup, capf
         wait_until(lambda: query.lastProgress is not None, "the stream to run")
         exec(write, names)
         assert bodies(group) == [*LINES, b"hello from Spark"]
-        wait_until(
-            lambda: sum(one["numInputRows"] for one in query.recentProgress) == 1, "the stream to show the row", 60
-        )
+        wait_until(lambda: sum(one["numInputRows"] for one in query.recentProgress) == 1, "the stream to show the row")
         assert query.exception() is None
     finally:
         query.stop()

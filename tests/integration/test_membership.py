@@ -297,9 +297,7 @@ def test_a_joiner_gets_a_log_whose_begin_has_expired_with_its_members(tmp_path: 
         group.wait_for_voters(0, 1)
         added_at = group.nodes[0]._node.state.membership.committed.index
         with group.load():
-            wait_until(
-                lambda: all(one.log.begin.index > added_at for one in group.nodes.values()), "it has expired", 60
-            )
+            wait_until(lambda: all(one.log.begin.index > added_at for one in group.nodes.values()), "it has expired")
         group.kill(1)
         group.start(1, 0, join=True)
 

@@ -79,7 +79,6 @@ def test_a_killed_follower_catches_up_by_a_snapshot_without_an_election(adopt: A
             group.wait_for(
                 lambda all_: late in all_ and all_[late].applied_index == all_[leader].committed_index,
                 "it has applied everything",
-                60,
             )
 
             status = group.status(late)

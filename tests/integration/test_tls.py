@@ -340,7 +340,6 @@ def test_a_node_without_tls_stays_outside(secured: Group) -> None:
             and "not use TLS: configure certificates on all members, or on none" in secured.logs(leader)
         ),
         "the leader says why",
-        20,
     )
     wait_until(lambda: "this node does not use TLS" in secured.logs(odd), "the odd one says why")
     secured.append(10)

@@ -89,9 +89,7 @@ class RunningGroup:
     def wait_converged(self) -> None:
         """Until all hold and know as committed what the leader does."""
         leader = self.nodes[self.wait_for_leader()]
-        wait_until(
-            lambda: {node.log.committed_index for node in self.nodes} == {leader.log.last.index}, "all have all", 20
-        )
+        wait_until(lambda: {node.log.committed_index for node in self.nodes} == {leader.log.last.index}, "all have all")
 
     def segment(self, number: int, segment: int) -> Path:
         """A member's data file."""

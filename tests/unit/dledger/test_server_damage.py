@@ -110,7 +110,6 @@ def test_a_group_whose_members_all_lost_flushed_entries_waits_for_a_person(tmp_p
         wait_until(
             lambda: any("has lost entries" in one.message for node in nodes for one in node.conditions.now()),
             "why nobody is elected, though all answer",
-            60,
         )
         assert group.leader() == -1
         assert {node.log.last.index for node in nodes} == {-1 if how == "everything" else end - 1}

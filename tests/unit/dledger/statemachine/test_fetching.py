@@ -98,7 +98,6 @@ class Group:
                 and self.servers[name].status().end_index == self.servers[reference].status().end_index
             ),
             f"{name} has all of it",
-            60,
         )
 
 

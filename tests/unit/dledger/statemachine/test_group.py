@@ -101,9 +101,7 @@ def test_commands_are_applied_once_by_all_while_leaders_change(group: Group) -> 
 
     results = asyncio.run(run())
     assert results == [str(number).encode() for number in range(1, 201)]
-    wait_until(
-        lambda: all(len(one.bodies) == 200 for one in group.machines.values()), "all have applied everything", 60
-    )
+    wait_until(lambda: all(len(one.bodies) == 200 for one in group.machines.values()), "all have applied everything")
     expected = [f"{round_}-{one}".encode() for round_ in range(4) for one in range(50)]
     assert all(one.bodies == expected for one in group.machines.values())
 

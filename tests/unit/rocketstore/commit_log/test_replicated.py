@@ -384,6 +384,7 @@ def test_a_stopped_member_refuses(replica: Replica) -> None:
     assert (refused.status, refused.outcome) == (PutMessageStatus.SERVICE_NOT_AVAILABLE, "not_applied")
 
 
+@pytest.mark.slow  # for an election by members that are patient
 def test_without_a_quorum_the_outcome_is_unknown_and_nothing_can_be_read(tmp_path: Path) -> None:
     """testCommittedPos: busy, maximum 0 beyond the begin; with the follower back, the message is there."""
     members = members_of(2)
@@ -412,7 +413,7 @@ def test_without_a_quorum_the_outcome_is_unknown_and_nothing_can_be_read(tmp_pat
     again.stop()
 
 
-SLOW = replace(node_config(Path(), members_of(1)).election, election_timeout_ms_min=600, election_timeout_ms_max=5000)
+SLOW = replace(node_config(Path(), members_of(1)).election, election_timeout_ms_min=4000, election_timeout_ms_max=9000)
 
 
 @pytest.mark.parametrize(
