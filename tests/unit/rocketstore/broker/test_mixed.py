@@ -94,11 +94,14 @@ def running(*configs: BrokerConfig) -> Iterator[list[BrokerServer]]:
 def master_of(brokers: Sequence[BrokerServer]) -> BrokerServer:
     """The one that takes messages, waited for."""
 
-    def masters() -> list[BrokerServer]:
-        return [one for one in brokers if one.store.role is not BrokerRole.SLAVE and one.is_ready]
+    found: list[BrokerServer] = []
 
-    wait_until(lambda: bool(masters()), "there is a master")
-    return masters()[0]
+    def there_is_one() -> bool:
+        found.extend(one for one in brokers if one.store.role is not BrokerRole.SLAVE and one.is_ready)
+        return bool(found)
+
+    wait_until(there_is_one, "there is a master")
+    return found[0]
 
 
 def fill(broker: BrokerServer, first: int, count: int, *, queues: int = 2) -> None:
