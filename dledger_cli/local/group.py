@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ START_TIMEOUT_S: Final = 30.0
 START_S_MAX: Final = 300.0
 STOP_TIMEOUT_S: Final = 60.0
 LEADER_TIMEOUT_S: Final = 60.0
+GIVEN_MAX: Final = 100
 _POLL_S: Final = 0.02
 _NEIGHBOURS: Final = 5
 _OFFSETS: Final = range(-(_NEIGHBOURS // 2), _NEIGHBOURS // 2 + 1)
@@ -433,6 +435,8 @@ def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -
     A port comes with the two below and above it, of which brokers and nodes take some beside the one that they were
     given (the VIP port, that for slaves, that of gRPC): they are free as well, and nobody else's.
 
+    The last ``GIVEN_MAX`` of this process are left out: perhaps nobody listens there yet.
+
     They are below the kernel's range for outgoing connections: otherwise a client that reconnects to a killed node
     might get that node's own port, and the node could not be restarted.
 
@@ -446,17 +450,21 @@ def free_ports(count: int, *, companion: int = 0, taken: Collection[int] = ()) -
     mine = range(first + (share - first) % shares, high // _NEIGHBOURS, shares)
     dice = random.SystemRandom()
     found: list[int] = []
-    used = set(taken)
+    used = {*taken, *(one for given in _given for one in given)}
     for _ in range(100 * count):
         port = dice.choice(mine) * _NEIGHBOURS + _NEIGHBOURS // 2
         wanted = {one + offset for one in (port, port + companion) for offset in _OFFSETS}
         if wanted & used or not all(map(_is_free, wanted)):
             continue
         used |= wanted
+        _given.append(wanted)
         found.append(port)
         if len(found) == count:
             return found
     raise LocalGroupError(f"no {count} free ports between {low} and {high}")
+
+
+_given: Final[deque[set[int]]] = deque(maxlen=GIVEN_MAX)
 
 
 def _is_free(port: int) -> bool:

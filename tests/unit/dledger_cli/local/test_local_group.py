@@ -204,6 +204,13 @@ def test_free_ports_are_distinct_and_not_the_kernels_to_give_away() -> None:
     assert all(1024 < port < max(low, 11_000) for port in ports)
 
 
+def test_ports_that_were_just_given_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who got them may not listen there yet."""
+    monkeypatch.setenv("LOCAL_PORTS", "3/8")
+
+    assert len({free_ports(1)[0] for _ in range(group_module.GIVEN_MAX)}) == group_module.GIVEN_MAX
+
+
 def test_ports_with_companions_overlap_with_nothing() -> None:
     """A port and the one so much higher belong together."""
     taken = free_ports(5)
