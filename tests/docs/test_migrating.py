@@ -49,7 +49,7 @@ def test_every_command_of_the_document_is_run(tmp_path: Path) -> None:
             admin.put_topic(TopicInfo("T", 2, 2, 6))
             for number in range(COUNT):
                 producer.send(Message("T", b"%d" % number))
-        group.wait_converged(60)  # every member knows that all is committed
+        group.wait_converged()  # every member knows that all is committed
         nodes = list(group.nodes)
         for node in nodes:
             group.stop(node)

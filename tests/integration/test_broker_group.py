@@ -21,7 +21,7 @@ from rocketstore.remoting.codes import RequestCode
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
 from tests.support.remoting import RemotingSocket
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 DELAY_S = 3
 PLACES = {0: 3, 1: 10, 2: 1, 3: 2}
@@ -163,7 +163,7 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
     killed_ms = time.time() * 1000
     got: list[tuple[bytes, int, int]] = []
     with Consumer(brokers.addresses, topics=TOPIC, assign="all", start="first") as consumer:
-        ends_at = time.monotonic() + 20
+        ends_at = time.monotonic() + PATIENCE_S
         while len({body for body, *_ in got}) < 30 and time.monotonic() < ends_at:
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
         brokers.start(master)
@@ -173,7 +173,7 @@ def test_delayed_messages_are_delivered_by_whoever_is_the_master_then(make_broke
         brokers.start(now)
         with Producer(brokers.addresses) as producer:
             producer.send(Message(TOPIC, b"last", delay_level=1), queue=0)
-        while all(body != b"last" for body, *_ in got) and time.monotonic() < ends_at + 20:
+        while all(body != b"last" for body, *_ in got) and time.monotonic() < ends_at + PATIENCE_S:
             got += [(one.body, one.born_timestamp, one.store_timestamp) for one in consumer.poll(100, 0.2)]
 
     times = Counter(body for body, *_ in got)

@@ -35,7 +35,7 @@ def test_successor_is_killed_while_it_is_promoted(brokers: BrokerGroup) -> None:
             successor = brokers.leader(other_than=master)
             brokers.kill(successor)
             brokers.start_all()
-            load.history.wait_for_acks(100, 30)
+            load.history.wait_for_acks(100)
 
     brokers.verify()
 
@@ -47,7 +47,7 @@ def test_whole_group_is_killed_at_once(brokers: BrokerGroup) -> None:
         for node in brokers.nodes:
             brokers.kill(node)
         brokers.start_all()
-        load.history.wait_for_acks(100, 30)
+        load.history.wait_for_acks(100)
 
     brokers.verify()
 

@@ -40,7 +40,7 @@ def test_a_client_s_certificate_takes_no_place_of_a_member(make_group: Callable[
     with ExitStack() as held, crowding(group.nodes[victim].peer_port, held, context):
         group.append(10)
         group.kill(leader)
-        assert group.leader(20, other_than=leader)
+        assert group.leader(other_than=leader)
         group.append(10)
         group.start(leader)
         group.stop(victim)

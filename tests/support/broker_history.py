@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.support.history import Outcome
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SHOWN: Final = 5
 UNTOLD: Final = -1
@@ -97,7 +97,7 @@ class BrokerHistory:
         with self._lock:
             return self._counts[outcome]
 
-    def wait_for_acks(self, more: int, timeout_s: float = 20.0) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until so many more sends have been acknowledged than now."""
         wanted = self.count(Outcome.ACKED) + more
         wait_until(lambda: self.count(Outcome.ACKED) >= wanted, f"{more} more acknowledged messages", timeout_s)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE_S
+
 COMPLAINTS_MAX = 20
 
 
@@ -105,7 +107,7 @@ class History:
         """How many appends ended so."""
         return sum(one.outcome is outcome for one in self.appends)
 
-    def wait_for_acks(self, more: int, timeout_s: float = 60.0) -> None:
+    def wait_for_acks(self, more: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until ``more`` appends than now are acknowledged; fail after ``timeout_s``."""
         with self._changed:
             goal = self._acked + more

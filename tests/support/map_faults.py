@@ -63,7 +63,7 @@ class MapGroup(Group):
         """The verdict: one order explains all answers, and all members have the state that results from it."""
         complaints = check(self.told.changes, self.told.looks)
         assert not complaints, "the history is not linearizable:\n" + "\n".join(complaints)
-        self.wait_converged(60)
+        self.wait_converged()
         states: dict[NodeId, dict[str, bytes]] = {}
         with closing(self.client(timeout_s=30)) as client:
             end = client.query(b'{"op": "get", "key": "", "prefix": true}')
