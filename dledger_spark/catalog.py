@@ -42,7 +42,7 @@ def register_topics(
     format that exist are made anew. Raises ``OptionError``, ``SchemaError`` before any table is made.
     """
     from dledger_spark.decode.typed_bodies import body_format  # loads Arrow
-    from dledger_spark.source.table_options import options_in, refuse_secrets
+    from dledger_spark.source.datasource import options_in, refuse_secrets
 
     if _OTHERS.search(database) or not database:
         raise OptionError(f"invalid name of a database {database!r}: use letters, digits and _")

@@ -41,3 +41,19 @@ class DataLossError(PipelineError):
 
 class JavaMissingError(PipelineError):
     """Raised if Java is missing or too old for Spark."""
+
+
+class JobError(DLedgerError):
+    """Raised when a job cannot continue; the message says what to do."""
+
+
+class MissingPartError(JobError):
+    """Raised when Spark or Java, which only the pipeline needs, is not installed."""
+
+
+class SparkFailedError(JobError):
+    """Raised when Spark aborts a job: the cause, without Java's and Python's stack traces."""
+
+
+class JobBusyError(JobError):
+    """Raised when another run is writing to the same directory."""

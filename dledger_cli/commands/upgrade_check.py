@@ -193,6 +193,9 @@ def _read(
         if one.name not in logs
     ]
     if spark is not None:
+        from dledger_spark.jobs.command import require_spark
+
+        require_spark()  # the next module is one of Spark's
         from dledger_spark.jobs.old_logs import digest_on_spark
 
         digests = digest_on_spark([files for _, files in todo], spark)

@@ -33,8 +33,8 @@ from dledger_spark.audit.blocks import (
 from dledger_spark.audit.difference import DifferenceKind
 from dledger_spark.audit.examine import Directories, Finding, examine, outvoted
 from dledger_spark.audit.replica import CommonEnd, Replica, common_end, open_replicas
+from dledger_spark.errors import JobError
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import assigned, security_of_environment
 from dledger_spark.session import is_remote
@@ -42,9 +42,9 @@ from dledger_spark.session import is_remote
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BLOCKS_PER_PIECE: Final = 100_000
+_BLOCKS_PER_PIECE: Final = 100_000
 """How many blocks' digests one task compares."""
-DIFFERING_MAX: Final = 10_000
+_DIFFERING_MAX: Final = 10_000
 """How many differing blocks are examined; the others are only counted."""
 
 
@@ -84,7 +84,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedMember:
+class _AuditedMember:
     """One replica, for the report."""
 
     name: str
@@ -120,7 +120,7 @@ def _audit_directories(spark: SparkSession, options: AuditOptions) -> JobReport:
     took_s = time.monotonic() - began_s
     reader = Directories({one.name: one for one in replicas}, end.position)
     findings = _of_checkpoints(replicas) + examine(_with_ends(found, covered, options.block_bytes), reader)
-    members = [AuditedMember(one.name, str(one.directory), one.begin.index + 1, one.committed) for one in replicas]
+    members = [_AuditedMember(one.name, str(one.directory), one.begin.index + 1, one.committed) for one in replicas]
     return _report(members, end, covered, found, findings, took_s)
 
 
@@ -144,7 +144,7 @@ def _audit_group(spark: SparkSession, options: AuditOptions) -> JobReport:
         chain_crc = live_chain_crc(client, group.nodes, lowest.committed_index)
         told = said(client, group)
     end = CommonEnd(lowest.committed_index, lowest.committed_position, chain_crc, lowest.name)
-    members = [AuditedMember(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
+    members = [_AuditedMember(one.name, one.address, one.begin_index, one.committed_index) for one in group.nodes]
     return _report(members, end, covered, found, findings, took_s, (*group.silent, *told))
 
 
@@ -169,7 +169,7 @@ def _digests(spark: SparkSession, stretches: Sequence[Stretch], options: AuditOp
 
 def _pieces(covered: Coverage, options: AuditOptions) -> int:
     """The number of tasks for comparing digests: Spark's default is 200, each with a file in every other task."""
-    return 1 + covered.compared_bytes // options.block_bytes // BLOCKS_PER_PIECE
+    return 1 + covered.compared_bytes // options.block_bytes // _BLOCKS_PER_PIECE
 
 
 def _with_ends(
@@ -206,7 +206,7 @@ def differences(rows: DataFrame, pieces: int = 1) -> Differences:
                 )
             ),
         )
-        for row in differing.orderBy("position").limit(DIFFERING_MAX + 1).collect()
+        for row in differing.orderBy("position").limit(_DIFFERING_MAX + 1).collect()
     ]
     return Differences(tuple(found))
 
@@ -225,7 +225,7 @@ def _of_checkpoints(replicas: Sequence[Replica]) -> list[Finding]:
 
 
 def _report(  # one parameter per input of the report
-    members: Sequence[AuditedMember],
+    members: Sequence[_AuditedMember],
     end: CommonEnd,
     covered: Coverage,
     found: Differences,
@@ -255,8 +255,8 @@ def _report(  # one parameter per input of the report
         for one in members
         if one.committed is not None and one.committed > end.index
     ]
-    if found.count > DIFFERING_MAX:
-        notes.append(f"more than {DIFFERING_MAX:,} blocks differ: only the first were examined")
+    if found.count > _DIFFERING_MAX:
+        notes.append(f"more than {_DIFFERING_MAX:,} blocks differ: only the first were examined")
     title = "all replicas are equal" if equal else "the replicas differ"
     return JobReport(
         "audit",
@@ -268,7 +268,7 @@ def _report(  # one parameter per input of the report
     )
 
 
-def _member_table(members: Sequence[AuditedMember], found: Differences) -> Table:
+def _member_table(members: Sequence[_AuditedMember], found: Differences) -> Table:
     counts = {one.name: 0 for one in members}
     for _, digests in found.blocks:
         for name in outvoted(digests):

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dledger.errors import ConfigError
-from dledger_spark.jobs.errors import JobBusyError, JobError
+from dledger_spark.errors import JobBusyError, JobError
 
 MANIFEST: Final = "_manifest.json"
 STATE: Final = "_state"

@@ -28,9 +28,9 @@ from dledger import extras
 from dledger.command_line import flag_values
 from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
+from dledger_spark.errors import JobBusyError, JobError, MissingPartError
 from dledger_spark.jobs.batches import STATE, locked
 from dledger_spark.jobs.command import report_command, run_standalone
-from dledger_spark.jobs.errors import JobBusyError, JobError, MissingPartError
 from dledger_spark.jobs.replay import DROPPED_PROPERTIES, ReplayTarget, write_options
 from dledger_spark.jobs.report import Fact, JobReport
 from dledger_spark.jobs.source import assigned, security_of_environment
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from dledger_spark.source.sink_rows import RowFormat
+    from dledger_spark.source.sink import RowFormat
 
-VERSIONS_MAX: Final = 100
+_VERSIONS_MAX: Final = 100
 """How many versions one writer sends: so many are read again after a kill."""
 ROWS_MAX: Final = 2_000_000
 """How many changed rows a version may have: they are sorted in memory."""
@@ -71,8 +71,7 @@ class ChangesOptions:
 
 def run(options: ChangesOptions) -> JobReport:
     """Send until Ctrl-C, or with ``once`` up to the newest version."""
-    from dledger_spark.source.sink_rows import row_format
-    from dledger_spark.source.sink_targets import check_target
+    from dledger_spark.source.sink import check_target, row_format
 
     if missing := extras.problem("delta", "a Delta table", ("deltalake",)):
         raise MissingPartError(missing)
@@ -138,13 +137,13 @@ class ChangeSender:
 
     def send(self) -> bool:
         """Send the next versions; whether there were any. Raises ``JobError``, and errors of the target."""
-        from dledger_spark.source.sink_targets import open_target
+        from dledger_spark.source.sink import open_target
 
         self._table.update_incremental()
         if self._table.transaction_version(self._application) != self._noted:
             raise self._busy("the table's note has changed")
         newest = self._table.version()
-        last = min(newest, self.sent + VERSIONS_MAX)
+        last = min(newest, self.sent + _VERSIONS_MAX)
         self.is_done = last == newest
         if self.sent >= last:
             return False

@@ -16,28 +16,49 @@ This module connects the two, for ``dledger pipeline <job>`` and for ``spark-sub
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 
 from dledger import extras
 from dledger.command_line import flag_values
 from dledger.errors import ConfigError, DLedgerError
-from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
-from dledger_spark.jobs.page import write_page
-from dledger_spark.jobs.printing import print_json, print_report
-from dledger_spark.jobs.report import EXIT_FAILED, JobReport
+from dledger_spark.errors import JobError, MissingPartError, SparkFailedError
+from dledger_spark.jobs.report import EXIT_FAILED, JobReport, print_json, print_report, write_page
 from dledger_spark.jobs.source import assigned
 from dledger_spark.session import START_DEFAULTS, is_remote, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_PYTHON_ERROR: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Interrupt)): (.+)$")
+_JAVA_FRAME: Final = re.compile(r"^\s+at |^\s*\.\.\. \d+ more$|^\s+File \"")
+_LINES_MAX: Final = 4
+
+
+def reason(text: str) -> str:
+    """The last error raised by Python code, as a sentence; otherwise the first lines, without the stack."""
+    lines = text.splitlines()
+    found = next(filter(None, map(_PYTHON_ERROR.match, lines)), None)
+    if found is not None:
+        kind, words = found[1], found[2].strip()
+        return f"{kind}: {words}" if kind in _PLAIN else words
+    kept = [line.strip() for line in lines if line.strip() and not _JAVA_FRAME.match(line)]
+    return " ".join(kept[:_LINES_MAX]) or "Spark gave no reason"
+
+
+_PLAIN: Final = frozenset(
+    {"TypeError", "ValueError", "KeyError", "AttributeError", "RuntimeError", "OSError", "IndexError"}
+)
+"""Exceptions whose message is unclear without their name."""
+
 
 EXIT_USAGE = 2
 PROGRESS_BAR = "spark.ui.showConsoleProgress"
@@ -222,8 +243,6 @@ def spark_errors_in_a_sentence() -> Iterator[None]:
     """Convert Spark's errors to ``SparkFailedError``."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
     from pyspark.errors import PySparkException
-
-    from dledger_spark.jobs.spark_errors import reason
 
     try:
         yield

@@ -118,7 +118,7 @@ def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | No
     _sync(directory)
     about = path.stat()
     facts = pq.read_metadata(path)
-    return DataFile(name, about.st_size, facts.num_rows, stats_of(facts, endless), int(about.st_mtime * 1000))
+    return DataFile(name, about.st_size, facts.num_rows, _stats_of(facts, endless), int(about.st_mtime * 1000))
 
 
 def _is_endless(column: pa.ChunkedArray) -> bool:
@@ -140,7 +140,7 @@ def _groups(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def stats_of(facts: pq.FileMetaData, endless: Collection[str]) -> str:
+def _stats_of(facts: pq.FileMetaData, endless: Collection[str]) -> str:
     """A file's statistics: readers skip files by them.
 
     ``endless``: columns with numbers that JSON does not have. They, and those with times that Python does not have, get

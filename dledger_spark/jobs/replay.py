@@ -6,7 +6,8 @@ writer always gets the same rows in the same order: rows are assigned to writers
 and sorted by it. If the range has grown meanwhile, rows are only added at each writer's end.
 
 The writers' names are derived from everything that determines the rows and the target. A different filter, start or
-target makes it a different replay.
+target makes it a different replay. With a rate, rows pass at most at that rate in each task,
+whatever the sizes of batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,16 +27,15 @@ from dledger.command_line import flag_values
 from dledger.command_line.chart import Bars, Series
 from dledger.command_line.units import CountUnit
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
+from dledger_spark.errors import JobError
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.own_topics import is_of_users
-from dledger_spark.jobs.pace import paced, rows_at_once
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import (
     FORMAT,
     LogSource,
     ParquetSource,
     assigned,
+    is_of_users,
     security_of_environment,
     source_or_parquet_options,
     words,
@@ -45,11 +45,70 @@ from dledger_spark.session import tasks_at_once
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dledger_spark.jobs.extent import Extent
+    from dledger_spark.jobs.source import Extent
     from dledger_spark.options import WriteOptions
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_BURST_S: Final = 0.1
+"""Rows that may pass at once, as time at the given rate. It is also the granularity of the rate."""
+
+
+@dataclass(slots=True)
+class RowPace:
+    """Waits so that rows pass at ``rows_per_s``, counted from the first one; lost time is not made up for."""
+
+    rows_per_s: float
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], object] = time.sleep
+    _free_at_s: float = field(default=0.0, init=False)
+
+    def take(self, rows: int) -> None:
+        """Return when ``rows`` more may pass."""
+        now = self.clock()
+        self._free_at_s = max(self._free_at_s, now) + rows / self.rows_per_s
+        if self._free_at_s > now:
+            self.wait(self._free_at_s - now)
+
+
+def rows_at_once(rows_per_s: float) -> int:
+    """How many rows to give to a task at a time, for an even rate."""
+    return max(1, min(10_000, round(rows_per_s * _BURST_S)))
+
+
+def paced(body: Column, rows_per_s: float, unpaced: tuple[int, ...]) -> Column:
+    """``body`` unchanged, at a limited rate per task; the first ``unpaced`` rows of each task are not delayed."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.functions import arrow_udf  # which is where the types are
+
+    paces: dict[int, list[object]] = {}
+
+    def flow(bodies: pa.Array) -> pa.Array:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        attempt = context.taskAttemptId()
+        if attempt not in paces:
+            paces.clear()  # tasks run one after the other
+            paces[attempt] = [RowPace(rows_per_s), unpaced[context.partitionId()]]
+        pace, free = paces[attempt]
+        assert isinstance(pace, RowPace)
+        assert isinstance(free, int)
+        going_free = min(free, len(bodies))
+        paces[attempt][1] = free - going_free
+        if len(bodies) > going_free:
+            pace.take(len(bodies) - going_free)
+        return bodies
+
+    flow.__annotations__.update({"bodies": pa.Array, "return": pa.Array})  # Spark inspects the objects, not names
+    make: Callable[..., Any] = arrow_udf  # Any: its types expect a kind of function that it deprecates
+    column: Column = make(flow, "binary")(body)
+    return column
+
 
 WRITERS: Final = 4
-CHUNK: Final = {"index": 1024, "position": 1 << 20, "place": 1024}
+_CHUNK: Final = {"index": 1024, "position": 1 << 20, "place": 1024}
 """How many consecutive units of the log go to one writer, by unit."""
 DROPPED_PROPERTIES: Final = ("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "DELAY", "REAL_TOPIC", "REAL_QID")
 """Properties that have their own columns, or that only the original broker needed."""
@@ -143,7 +202,7 @@ def writer_of(options: ReplayOptions, identity: dict[str, Any]) -> str:  # Any: 
 def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> Rows:
     from pyspark.sql import functions as f
 
-    from dledger_spark.jobs.extent import extent_of
+    from dledger_spark.jobs.source import extent_of
 
     extent = extent_of(source)
     check_loop(source, options.target, extent)
@@ -155,7 +214,7 @@ def _of_log(spark: SparkSession, options: ReplayOptions, source: LogSource) -> R
     frame = frame.withColumn("place", f.col(extent.unit)).where(f.col("place").between(first, end - 1))
     if extent.holds_messages and not source.topics:
         frame = frame.where(is_of_users())  # a broker's own topics only if they are named
-    return Rows(_filtered(frame, options), rows_identity(source, extent, first), CHUNK[extent.unit], first, end)
+    return Rows(_filtered(frame, options), rows_identity(source, extent, first), _CHUNK[extent.unit], first, end)
 
 
 def rows_identity(source: LogSource, extent: Extent, first: int) -> dict[str, Any]:  # Any: a JSON document
@@ -207,7 +266,7 @@ def _is_of_target(source: LogSource, target: ReplayTarget, extent: Extent) -> bo
 
     A plain broker's log has no name, and matches no target.
     """
-    from dledger_spark.jobs.extent import identity_of
+    from dledger_spark.jobs.source import identity_of
     from dledger_spark.source.client_log import shared_client
 
     if not extent.group:
@@ -234,13 +293,13 @@ def _of_parquet(spark: SparkSession, options: ReplayOptions, source: ParquetSour
     frame = frame.withColumn("body", f.col("body").cast("binary"))
     if about is not None:
         unit = about["unit"]
-        frame, chunk = frame.withColumn("place", f.col(unit)), CHUNK[unit]
+        frame, chunk = frame.withColumn("place", f.col(unit)), _CHUNK[unit]
         identity: dict[str, Any] = {"export": about}
     else:
         files = sorted((one.relative_to(path).as_posix(), one.stat().st_size) for one in path.rglob("*.parquet"))
         ranks = {str(one): at for at, (one, _) in enumerate(files)}
         identity = {"files": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
-        frame, chunk = _placed(spark, frame, path, ranks), CHUNK["place"]
+        frame, chunk = _placed(spark, frame, path, ranks), _CHUNK["place"]
     if source.topics:
         frame = frame.where(f.col("topic").isin(*source.topics))
     return Rows(_filtered(frame, options), identity, chunk)
@@ -322,8 +381,7 @@ def _write(spark: SparkSession, options: ReplayOptions, rows: Rows, writer: str,
 
 def stored(target: ReplayTarget, writer: str, writers: int) -> tuple[int, ...]:
     """How many rows of each writer the target has."""
-    from dledger_spark.source.sink_rows import row_format
-    from dledger_spark.source.sink_targets import open_target
+    from dledger_spark.source.sink import open_target, row_format
 
     options = write_options(target)
     form = row_format([("body", "binary")])

@@ -1,13 +1,23 @@
-"""A job's findings as one value; other modules print it, or write it as JSON or as a page with charts."""
+"""A job's findings as one value, and its three forms: text, JSON, and one HTML file with charts.
+
+Text is rich tables on a terminal, padded columns elsewhere. The page needs no network and no other file, and
+follows the reader's theme. Figures are formatted for people; in JSON they stay plain numbers.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import Any, Final, TextIO
 
-from dledger.command_line.chart import Chart
-from dledger.command_line.units import CountUnit, Value
+from dledger.command_line import html_page
+from dledger.command_line.chart import Chart, svg
+from dledger.command_line.units import CountUnit, Value, shown
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -99,3 +109,139 @@ class JobReport:
 def key(name: str) -> str:
     """A title as a JSON field name: ``longest gap`` becomes ``longest_gap``."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def print_report(report: JobReport, out: TextIO | None = None) -> None:
+    """Print the title, the summary, the tables, and finally the problems."""
+    out = sys.stdout if out is None else out
+    rich = out.isatty()
+    out.write(f"{report.title}\n\n")
+    facts = [(one.name, shown(one.value, one.unit)) for one in report.summary]
+    width = max((len(name) for name, _ in facts), default=0)
+    out.writelines(f"  {name.ljust(width)}  {text}\n" for name, text in facts)
+    for table in report.tables:
+        out.write(f"\n{table.title}\n")
+        if rich:
+            _print_rich(table, out)
+        else:
+            out.writelines(f"{line}\n" for line in _plain(table))
+        hidden = len(table.rows) - len(_cut(table))
+        if hidden:
+            out.write(f"  … and {hidden:,} more: --json has all of them\n")
+    for words, texts in (("note", report.notes), ("PROBLEM", report.problems)):
+        if texts:
+            out.write("\n")
+        out.writelines(f"{words}: {text}\n" for text in texts)
+    out.flush()
+
+
+def print_json(report: JobReport, out: TextIO | None = None) -> None:
+    """One JSON document on one line."""
+    out = sys.stdout if out is None else out
+    out.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
+    out.flush()
+
+
+def _cut(table: Table) -> tuple[tuple[Value, ...], ...]:
+    return table.rows if table.shown_max is None else table.rows[: table.shown_max]
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [
+        [printable(shown(value, column.unit)) for value, column in zip(row, table.columns, strict=True)]
+        for row in _cut(table)
+    ]
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or change colours: topics and tags are untrusted."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _plain(table: Table) -> Iterator[str]:
+    rows = _cells(table)
+    names = [column.name for column in table.columns]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        yield "  " + "  ".join(map(_aligned, row, widths, table.columns)).rstrip()
+
+
+def _aligned(cell: str, width: int, column: ReportColumn) -> str:
+    return cell.rjust(width) if column.unit.is_number else cell.ljust(width)
+
+
+def _print_rich(table: Table, out: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid(header_style="bold underline", box=None, pad_edge=False)
+    for column in table.columns:
+        grid.add_column(
+            column.name, justify="right" if column.unit.is_number else "left", no_wrap=column.unit != CountUnit.TEXT
+        )
+    for row in _cells(table):
+        grid.add_row(*map(Text, row))
+    Console(file=out).print(grid)
+
+
+ROWS_MAX: Final = 2000
+"""Rows of a table on the page: more make browsers slow, and ``--json`` has all."""
+
+_CSS: Final = """\
+svg g:hover rect { opacity: .75; }
+.hatch { stroke: var(--hatch); stroke-width: 3; }
+.s0 { fill: var(--accent); } .s1 { fill: var(--warm); } .s2 { fill: var(--good); } .s3 { fill: var(--violet); }
+"""
+
+
+def page(report: JobReport) -> str:
+    """The whole document."""
+    state = "problems found" if report.problems else "done"
+    texts = [(one.name, shown(one.value, one.unit)) for one in report.summary if not _is_figure(one)]
+    return html_page.document(
+        f"{report.job}: {state}",
+        _CSS,
+        [
+            f"<h1>{escape(report.title)}</h1>",
+            html_page.banner("✗ Problems were found", items=report.problems) if report.problems else "",
+            html_page.facts(one for one in texts if one[1] not in report.title),
+            html_page.tiles(
+                html_page.tile(one.name, shown(one.value, one.unit)) for one in report.summary if _is_figure(one)
+            ),
+            *(html_page.paragraph(note, "note") for note in report.notes),
+            *(_picture(chart, number) for number, chart in enumerate(report.charts, 1)),
+            *map(_table, report.tables),
+        ],
+    )
+
+
+def _is_figure(fact: Fact) -> bool:
+    return fact.unit.is_number
+
+
+def _picture(chart: Chart, number: int) -> str:
+    return (
+        f'<section class="card"><h2>{escape(chart.title)}</h2>{html_page.paragraph(chart.caption)}'
+        f"{html_page.picture(svg(chart, number))}</section>"
+    )
+
+
+def write_page(report: JobReport, path: Path) -> None:
+    """Write the file atomically."""
+    html_page.write(page(report), path)
+
+
+def _table(table: Table) -> str:
+    units = [column.unit for column in table.columns]
+    rows = (
+        html_page.row(
+            html_page.cell(shown(value, unit), is_number=unit.is_number, is_time=unit is CountUnit.TIME_MS)
+            for value, unit in zip(row, units, strict=True)
+        )
+        for row in table.rows[:ROWS_MAX]
+    )
+    more = len(table.rows) - ROWS_MAX
+    rest = html_page.paragraph(f"… and {more:,} more: --json has all of them" if more > 0 else "")
+    columns = [(column.name, column.unit.is_number) for column in table.columns]
+    return f'<section class="card"><h2>{escape(table.title)}</h2>{html_page.table(columns, rows)}{rest}</section>'

@@ -24,9 +24,9 @@ from dledger.client import ReadMode
 from dledger.command_line import flag_values
 from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError, IndexBeforeBeginError
+from dledger_spark.errors import JobError, MissingPartError
 from dledger_spark.jobs.batches import STATE, locked, refuse_uri
 from dledger_spark.jobs.command import job_command, run_standalone
-from dledger_spark.jobs.errors import JobError, MissingPartError
 from dledger_spark.jobs.report import Fact, JobReport
 from dledger_spark.jobs.source import LogSource, source_options
 
@@ -35,23 +35,22 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
     from dledger.types import Entry
-    from dledger_spark.jobs.delta_compaction import Compactor
-    from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin
+    from dledger_spark.jobs.delta_table import Compactor, EntrySpan, LogTable, TableOrigin
     from dledger_spark.options import ReadOptions
     from dledger_spark.schema import Projection, SchemaColumn
     from dledger_spark.source.stream import LogStreamReader
 
 Part = TypeVar("Part")
 """The result of a task, sent to the driver."""
-DEFAULTS: Final = {"maxBytesPerTrigger": "256m", "splitBytes": "16m", "startingOffsets": "earliest"}
+_DEFAULTS: Final = {"maxBytesPerTrigger": "256m", "splitBytes": "16m", "startingOffsets": "earliest"}
 """Options of the format, unless others are given: how much one batch, and one of its files, holds at most."""
-BATCH_BYTES_BY_KEY: Final = "64m"
+_BATCH_BYTES_BY_KEY: Final = "64m"
 """The same of a table with a key, whose batches pass through the driver."""
-KEEP_HOURS: Final = 168
+_KEEP_HOURS: Final = 168
 """For how long files that the newest version does not need are kept, by default: Delta's own."""
 OF_ENTRIES: Final = ("index", "term", "position", "body")
 """The columns of entries that are not messages."""
-EMPTY_COMMIT_S: Final = 60.0
+_EMPTY_COMMIT_S: Final = 60.0
 """How often at most the position alone is committed, while nothing of the log belongs into the table."""
 
 
@@ -68,7 +67,7 @@ class TableOptions:
     key: str = ""
     trigger_s: float = 2.0
     compact_s: float | None = None
-    keep_hours: int = KEEP_HOURS
+    keep_hours: int = _KEEP_HOURS
     once: bool = False
     consumer_group: str = ""
     show: Callable[[str], None] = field(default=click.echo, repr=False)
@@ -76,7 +75,7 @@ class TableOptions:
 
 
 @dataclass(slots=True)
-class TableProgress:
+class _TableProgress:
     """The progress of a run."""
 
     batches: int = 0
@@ -90,8 +89,7 @@ class TableProgress:
 def run(spark: SparkSession, options: TableOptions) -> JobReport:
     """Follow until Ctrl-C, or with ``once`` until everything committed now is in the table."""
     check(options)
-    from dledger_spark.jobs.delta_compaction import Compactor
-    from dledger_spark.jobs.delta_table import open_table, refuse_foreign
+    from dledger_spark.jobs.delta_table import Compactor, open_table, refuse_foreign
     from dledger_spark.source.client_log import ClientLog
     from dledger_spark.source.stream import LogStreamReader
 
@@ -101,7 +99,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
     holds = kept.holds_messages if reading.record_format == "auto" else reading.record_format == "message"
     names = (*options.columns, options.key) if options.columns and options.key else options.columns
     projection = projection_of(chosen_columns(names, reading, holds_messages=holds))
-    check_key(options.key, projection)
+    _check_key(options.key, projection)
     path = options.out.absolute()
     refuse_foreign(path)
     (path / STATE).mkdir(parents=True, exist_ok=True)
@@ -133,7 +131,7 @@ def check(options: TableOptions) -> None:
         raise ConfigError(["a table follows the log without an end: leave out --to-index and --to-time, or use --once"])
 
 
-def check_key(key: str, projection: Projection) -> None:
+def _check_key(key: str, projection: Projection) -> None:
     """Raises ``ConfigError`` for a column that is not there, or whose values are not told apart safely.
 
     Of numbers with a point, NaN has no place in the order by which files are skipped: rows would be there twice.
@@ -153,7 +151,7 @@ def read_options(options: TableOptions) -> ReadOptions:
 
     given = options.source.options()
     taken = {name.lower() for name in given}
-    defaults = DEFAULTS | ({"maxBytesPerTrigger": BATCH_BYTES_BY_KEY} if options.key else {})
+    defaults = _DEFAULTS | ({"maxBytesPerTrigger": _BATCH_BYTES_BY_KEY} if options.key else {})
     defaults = {name: text for name, text in defaults.items() if name.lower() not in taken}
     if "startingtimestamp" in taken:
         defaults.pop("startingOffsets", None)
@@ -215,7 +213,7 @@ class TableFollower:
         reader: LogStreamReader,
         table: LogTable,
     ) -> None:
-        self.progress = TableProgress()
+        self.progress = _TableProgress()
         self._spark = spark
         self._options = options
         self._reading = reading
@@ -272,7 +270,7 @@ class TableFollower:
         position, origin = self._table.position, self._table.origin
         if position is None:
             return self._reader.initialOffset()
-        from dledger_spark.source.offsets import LogOffset
+        from dledger_spark.source.stream import LogOffset
 
         return LogOffset(origin.cluster, origin.group, position, position).to_dict()
 
@@ -320,7 +318,7 @@ class TableFollower:
     def _take(self, end: Mapping[str, str | int], began: float) -> None:
         """Read one batch, commit it, show it."""
         rows = self._replace(end) if self._options.key else self._add(end)
-        if not rows and time.monotonic() - self._committed_at >= EMPTY_COMMIT_S:
+        if not rows and time.monotonic() - self._committed_at >= _EMPTY_COMMIT_S:
             self.commit_position()
         self.progress.batches += 1
         self.progress.rows += rows
@@ -377,7 +375,7 @@ class TableFollower:
             )
 
 
-def _report(options: TableOptions, table: LogTable, done: TableProgress, seconds: float) -> JobReport:
+def _report(options: TableOptions, table: LogTable, done: _TableProgress, seconds: float) -> JobReport:
     summary = (
         Fact("log", options.source.name),
         Fact("table", str(table.path)),
@@ -446,7 +444,7 @@ Stop it with Ctrl-C; started again, it continues where the table ends. Read the 
     "--keep",
     "keep_hours",
     type=flag_values.Whole(min=1),
-    default=KEEP_HOURS,
+    default=_KEEP_HOURS,
     show_default=True,
     metavar="HOURS",
     help="With --compact: keep unused files, and so older versions of the table, this long.",

@@ -24,7 +24,7 @@ from dledger_spark.audit.live import connected, live_digest
 from dledger_spark.audit.replica import common_end, open_replicas
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, unknown_option
-from dledger_spark.source.rows import settle_worker
+from dledger_spark.source.batch import settle_worker
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,7 +45,7 @@ _ROWS_MAX: Final = 4096
 
 
 @dataclass
-class BlocksPartition(InputPartition):
+class _BlocksPartition(InputPartition):
     """A stretch to digest."""
 
     stretch: Stretch
@@ -69,10 +69,10 @@ class BlocksDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises ``OptionError``."""
-        return BlocksReader(self.options, [one.name for one in schema.fields])
+        return _BlocksReader(self.options, [one.name for one in schema.fields])
 
 
-class BlocksReader(DataSourceReader):
+class _BlocksReader(DataSourceReader):
     """Plans on the driver, digests in tasks."""
 
     def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class BlocksReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One per stretch."""
         if self._plan:
-            return [BlocksPartition(Stretch(*one)) for one in json.loads(self._plan)]
+            return [_BlocksPartition(Stretch(*one)) for one in json.loads(self._plan)]
         replicas = open_replicas([Path(one.strip()) for one in self._path.split(",") if one.strip()])
         end = common_end(replicas)
         if end is None:
@@ -105,11 +105,11 @@ class BlocksReader(DataSourceReader):
         covered = coverage(
             [(one.name, int(one.begin.position)) for one in replicas], end.position, replicas[0].segment_bytes
         )
-        return [BlocksPartition(one) for one in plan(covered, replicas, self._block_bytes, self._split_bytes)]
+        return [_BlocksPartition(one) for one in plan(covered, replicas, self._block_bytes, self._split_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
-        if not isinstance(partition, BlocksPartition):  # Spark passes something else if there are no partitions
+        if not isinstance(partition, _BlocksPartition):  # Spark passes something else if there are no partitions
             return
         settle_worker()
         if self._connection is None:
@@ -124,13 +124,13 @@ def _batches(digests: Iterable[ReplicaDigest]) -> Iterator[pa.RecordBatch]:
     for one in digests:
         rows.append(one)
         if len(rows) == _ROWS_MAX:
-            yield to_batch(rows)
+            yield _to_batch(rows)
             rows = []
     if rows:
-        yield to_batch(rows)
+        yield _to_batch(rows)
 
 
-def to_batch(rows: Sequence[ReplicaDigest]) -> pa.RecordBatch:
+def _to_batch(rows: Sequence[ReplicaDigest]) -> pa.RecordBatch:
     """Digests as an Arrow batch for Spark."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns[4] = [error or None for error in columns[4]]

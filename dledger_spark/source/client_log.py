@@ -1,17 +1,23 @@
-"""A group's log over the network. Clients are created on first use, one per process, and kept: Spark forks its workers.
+"""A running group's log over the network: what is committed, where entries are, and in which ranges tasks read them.
 
-A worker runs many tasks, one after the other, so a connection is worth keeping; one made before a fork would be shared
-with the parent, so clients are keyed by process id, too.
+Clients are created on first use, one per process, and kept, because Spark forks its workers and a worker runs many
+tasks, one after the other. A connection made before a fork would be shared with the parent, so clients are keyed by
+process id, too.
+
+A stretch of the log is cut into ranges of entries with about as many bytes each, whatever the entry sizes. The result
+depends only on the log and the options, so the same stretch is always cut in the same way.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 from dledger.client import DLedgerClient, ReadFrom, ReadMode
@@ -22,12 +28,35 @@ from dledger.rpc.clients.bulk_codec import LocatedEntries
 from dledger.rpc.ports import NodeStatus
 from dledger.store.format import HEADER, EntryHeader
 from dledger.types import LogChunk, Role
-from dledger_spark.errors import OptionError
-from dledger_spark.options import ReadOptions, SecurityOptions
-from dledger_spark.source.group_log import CommittedRange, TrimmedError
+from dledger_spark.errors import DataLossError, OptionError
+from dledger_spark.options import SPLITS_MAX, ReadOptions, SecurityOptions
 from rocketstore.client import Admin, ForbiddenError, NotFoundError
 
+
+@dataclass(frozen=True, slots=True)
+class CommittedRange:
+    """A node's committed entries from ``begin_index`` up to ``end_index`` (exclusive)."""
+
+    cluster: str
+    group: str
+    begin_index: int
+    end_index: int
+    holds_messages: bool = False
+    """Whether the node is a broker, whose entries hold RocketMQ's messages."""
+
+
+class TrimmedError(Exception):
+    """Raised for entries that are no longer kept; ``begin_index`` is the first kept one."""
+
+    def __init__(self, begin_index: int) -> None:
+        super().__init__(begin_index)
+        self.begin_index = begin_index
+
+
+_log = logging.getLogger(__name__)
 _CLIENTS_MAX: Final = 8
+TRIMS_MAX: Final = 10
+"""How often the log's beginning may be removed while one batch is planned."""
 
 
 _T = TypeVar("_T", bound=DLedgerClient | Admin)
@@ -247,3 +276,126 @@ class ClientLog:
         """The error to raise: readers continue after the trimmed part, so compare it with the log's start."""
         begin = self.committed().begin_index
         return TrimmedError(begin) if begin > first else error
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRange:
+    """Entries from ``first`` up to ``end`` (exclusive); empty if they are equal."""
+
+    first: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """The number of entries."""
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """Limits for cutting: maximum bytes and entries per range, minimum number of ranges; 0: no limit."""
+
+    split_bytes: int
+    entries_max: int = 0
+    ranges_min: int = 0
+
+
+def cut(whole: IndexRange, cutting: Cutting, places: ClientLog) -> list[IndexRange]:
+    """The ranges, in order, at least one: an empty stretch is one empty range."""
+    if whole.count <= 0:
+        return [IndexRange(whole.first, whole.first)]
+    # Use the start of the last entry instead of the stretch's end, because a blank may be added after that entry
+    # later.
+    begin, last = places.positions_of((whole.first, whole.end - 1))
+    wanted = min(max(1, cutting.ranges_min, _ceil(last - begin, cutting.split_bytes)), whole.count, SPLITS_MAX)
+    bounds = [whole.first, whole.end]
+    if wanted > 1:
+        targets = [begin + (last - begin) * number // wanted for number in range(1, wanted)]
+        bounds[1:1] = places.indexes_at(targets)
+    bounds = _spread(bounds)
+    if cutting.entries_max:
+        bounds = _divided(bounds, cutting.entries_max)
+    return [IndexRange(first, end) for first, end in pairwise(bounds)]
+
+
+def end_within(whole: IndexRange, bytes_max: int, places: ClientLog) -> int:
+    """The furthest end such that the entries before it take at most ``bytes_max`` bytes; at least one entry."""
+    if whole.count <= 1:
+        return whole.end
+    begin, end = places.positions_of((whole.first, whole.end))
+    if end - begin <= bytes_max:
+        return whole.end
+    beyond = min(places.indexes_at((begin + bytes_max,))[0], whole.end)  # the previous entry may exceed the limit
+    if beyond > whole.first + 1 and places.positions_of((beyond,))[0] - begin > bytes_max:
+        beyond -= 1
+    return max(beyond, whole.first + 1)
+
+
+def _spread(bounds: list[int]) -> list[int]:
+    """Make bounds strictly ascending: a huge entry makes several cuts coincide.
+
+    There are at least as many entries as ranges.
+    """
+    spread = [bounds[0]]
+    for number, bound in enumerate(bounds[1:], 1):
+        after = len(bounds) - 1 - number
+        spread.append(min(max(bound, spread[-1] + 1), bounds[-1] - after))
+    return spread
+
+
+def _divided(bounds: list[int], entries_max: int) -> list[int]:
+    divided = [bounds[0]]
+    for first, end in pairwise(bounds):
+        parts = _ceil(end - first, entries_max)
+        divided += [first + (end - first) * part // parts for part in range(1, parts + 1)]
+    return divided
+
+
+def _ceil(amount: int, size: int) -> int:
+    return -(-amount // size)
+
+
+def cut_kept(log: ClientLog, whole: IndexRange, state: CommittedRange, options: ReadOptions) -> list[IndexRange]:
+    """The kept ranges of a stretch. Raises ``DataLossError`` if a part is missing, unless the options allow it."""
+    cutting = Cutting(options.split_bytes, options.max_records_per_partition, options.min_partitions)
+    for _ in range(TRIMS_MAX):
+        kept = whole
+        if state.begin_index > whole.first:
+            lost_end = min(state.begin_index, whole.end)
+            if options.fail_on_data_loss:
+                raise data_lost(state.group, whole.first, lost_end)
+            _log.warning("entries %d to %d of %s are no longer kept", whole.first, lost_end - 1, state.group)
+            kept = IndexRange(lost_end, whole.end)
+        try:
+            return cut(kept, cutting, log)
+        except TrimmedError:
+            state = log.committed()
+    raise trimmed_too_fast(state.group)
+
+
+def begin_within(options: ReadOptions, group: str, index: int, end_index: int) -> int:
+    """The start if the requested one is beyond the end. Raises ``DataLossError``, unless the options allow it."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"the read starts at entry {index}, but the committed log of group {group} ends before entry "
+            f"{end_index}: startingOffsets is too large or from another log, or the log was replaced by an older "
+            "one. To start at its end, set failOnDataLoss=false"
+        )
+    _log.warning("the log of %s ends before entry %d: starting at %d", group, index, end_index)
+    return end_index
+
+
+def data_lost(group: str, first: int, end: int) -> DataLossError:
+    """The error for requested entries that are no longer kept."""
+    return DataLossError(
+        f"entries {first} to {end - 1} ({end - first} entries) of group {group} are no longer kept: the log was "
+        "trimmed before they were read. To continue without them, set failOnDataLoss=false; to keep more, raise "
+        "fileReservedTime"
+    )
+
+
+def trimmed_too_fast(group: str) -> DataLossError:
+    """The error if retention keeps overtaking the planning."""
+    return DataLossError(
+        f"the log of group {group} is being trimmed faster than a read can be planned: start later, or keep more of it"
+    )

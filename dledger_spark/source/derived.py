@@ -42,7 +42,7 @@ from dledger_spark.rebuild.derive import records_of
 from dledger_spark.rebuild.install import sync_directory
 from dledger_spark.rebuild.parts import DIRECTORIES, INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, write_rows
-from dledger_spark.source.rows import settle_worker
+from dledger_spark.source.batch import settle_worker
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.index.file import IndexShape
@@ -51,13 +51,13 @@ from rocketstore.message.message import DelayLevels
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-BOTH_FORMAT: Final = "dledger-derived"
-QUEUES_FORMAT: Final = "dledger-cq"
-INDEX_FORMAT: Final = "dledger-index"
-FORMATS: Final = {PARTS: BOTH_FORMAT, (QUEUES,): QUEUES_FORMAT, (INDEX,): INDEX_FORMAT}
+_BOTH_FORMAT: Final = "dledger-derived"
+_QUEUES_FORMAT: Final = "dledger-cq"
+_INDEX_FORMAT: Final = "dledger-index"
+FORMATS: Final = {PARTS: _BOTH_FORMAT, (QUEUES,): _QUEUES_FORMAT, (INDEX,): _INDEX_FORMAT}
 """The format for each selection of parts."""
 SPLIT_BYTES: Final = 256 * 1024 * 1024
-COUNTS_FILE: Final = "derived.json"
+_COUNTS_FILE: Final = "derived.json"
 _NUMBERS: Final = {
     "splitBytes": SPLIT_BYTES,
     "fileBytes": 6_000_000,
@@ -120,7 +120,7 @@ class DerivedDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """``dledger-derived``."""
-        return BOTH_FORMAT
+        return _BOTH_FORMAT
 
     def schema(self) -> str:
         """One row per queue and some thousand records, and one for their keys."""
@@ -129,7 +129,7 @@ class DerivedDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises ``OptionError``."""
         self._check_columns(schema)
-        return DerivedReader(self.parts, DerivedOptions.parse(self.options))
+        return _DerivedReader(self.parts, DerivedOptions.parse(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Raises ``OptionError``, ``PipelineError`` if the target exists."""
@@ -149,7 +149,7 @@ class QueuesDataSource(DerivedDataSource):
     @classmethod
     def name(cls) -> str:
         """``dledger-cq``."""
-        return QUEUES_FORMAT
+        return _QUEUES_FORMAT
 
 
 class IndexDataSource(DerivedDataSource):
@@ -160,11 +160,11 @@ class IndexDataSource(DerivedDataSource):
     @classmethod
     def name(cls) -> str:
         """``dledger-index``."""
-        return INDEX_FORMAT
+        return _INDEX_FORMAT
 
 
 @dataclass
-class StretchPartition(InputPartition):
+class _StretchPartition(InputPartition):
     """A stretch of log."""
 
     split: Split
@@ -174,7 +174,7 @@ class StretchPartition(InputPartition):
         self.split = split
 
 
-class DerivedReader(DataSourceReader):
+class _DerivedReader(DataSourceReader):
     """Reads the log and returns the derived data. Pickled, so it holds nothing open."""
 
     def __init__(self, parts: tuple[str, ...], options: DerivedOptions) -> None:
@@ -187,12 +187,13 @@ class DerivedReader(DataSourceReader):
         if log.segments and log.content() != "message":
             raise PipelineError(f"{log.path} is not a broker's log: its entries are not messages, so it has no queues")
         return [
-            StretchPartition(one) for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
+            _StretchPartition(one)
+            for one in plan_splits(log, log.begin, log.end, SplitSizes(self._options.split_bytes))
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split. Raises ``BrokenRecordError``."""
-        if not isinstance(partition, StretchPartition):  # Spark passes something else if there are no partitions
+        if not isinstance(partition, _StretchPartition):  # Spark passes something else if there are no partitions
             return
         settle_worker()
         yield from rows_of(records_of(partition.split), self._parts, self._options.levels)
@@ -243,7 +244,7 @@ class DerivedWriter(DataSourceArrowWriter):
         for attempt in attempts:
             _merge(Path(attempt.directory), whole)
         counts = {name: sum(getattr(one.written, name) for one in attempts) for name in ("units", "keys")}
-        (whole / COUNTS_FILE).write_text(json.dumps(counts))
+        (whole / _COUNTS_FILE).write_text(json.dumps(counts))
         for directory, _, _ in os.walk(whole):  # the files themselves became durable when they were closed
             sync_directory(Path(directory))
         os.rename(whole, self._options.path)
@@ -271,4 +272,4 @@ def _merge(source: Path, target: Path) -> None:
 
 def read_counts(path: Path) -> Written:
     """The number of units and keys in a target's files."""
-    return Written(**json.loads((path / COUNTS_FILE).read_text()))
+    return Written(**json.loads((path / _COUNTS_FILE).read_text()))

@@ -1,25 +1,113 @@
-"""Batches over a running group: what is committed at planning time, in even ranges, read by tasks over gRPC."""
+"""Batches over a running group: what is committed at planning time, in even ranges, read by tasks over the network.
+
+``RowReader`` converts a range's bytes to rows, in tasks of batches and of streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from dledger_spark.decode import Content, RowFilter
+from dledger.errors import invariant
+from dledger.types import LogChunk
+from dledger_spark.decode import Content, DecodeContext, RowFilter, walk
+from dledger_spark.decode.batches import decode_stretch
+from dledger_spark.decode.checksums import chain_after
+from dledger_spark.decode.context import CHAIN_BEGIN, Chain
+from dledger_spark.decode.decoder import looks_at_checksums
 from dledger_spark.directory import TimeBounds
-from dledger_spark.errors import OptionError
+from dledger_spark.errors import BrokenRecordError, OptionError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions
 from dledger_spark.schema import Projection
-from dledger_spark.source.batch import decode_context
-from dledger_spark.source.client_log import ClientLog
-from dledger_spark.source.filters import check_topics, pushed, time_bounds, topic_filters
-from dledger_spark.source.group_log import CommittedRange
-from dledger_spark.source.live_rows import RowReader
-from dledger_spark.source.progress import begin_within, cut_kept
-from dledger_spark.source.ranges import IndexRange
-from dledger_spark.source.rows import settle_worker
+from dledger_spark.source.batch import (
+    check_topics,
+    decode_context,
+    projected,
+    pushed,
+    settle_worker,
+    time_bounds,
+    topic_filters,
+)
+from dledger_spark.source.client_log import (
+    ClientLog,
+    CommittedRange,
+    IndexRange,
+    TrimmedError,
+    begin_within,
+    cut_kept,
+    data_lost,
+)
+
+_log = logging.getLogger(__name__)
+_LEAD: Final = 2
+"""How many entries before a range are requested: the last one, and the one that verifies its header."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Converts log bytes to rows. Pickles. ``context`` contains everything but the source of the bytes."""
+
+    group: str
+    projection: Projection
+    context: DecodeContext
+    fail_on_data_loss: bool = True
+
+    def read(self, log: ClientLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
+        """Every row of the range, in order. Raises ``DataLossError``, ``BrokenRecordError``."""
+        yield from projected(self._found(log, wanted), self.projection)
+
+    def _found(self, log: ClientLog, wanted: IndexRange) -> Iterator[pa.RecordBatch]:
+        first = wanted.first
+        context = replace(self.context, chain_before=self._chain_before(log, first))
+        while first < wanted.end:
+            try:
+                for chunk in log.chunks(first, wanted.end):
+                    context = yield from self._rows(chunk, context)
+                    first = chunk.first_index + chunk.count
+            except TrimmedError as trimmed:
+                lost_end = min(trimmed.begin_index, wanted.end)
+                invariant(
+                    lost_end > first, "trimmed entries are before the start of the log", first=first, end=lost_end
+                )
+                if self.fail_on_data_loss:
+                    raise data_lost(self.group, first, lost_end) from None
+                _log.warning("entries %d to %d of %s are no longer kept", first, lost_end - 1, self.group)
+                first = lost_end
+                context = replace(context, chain_before=None)
+
+    def _rows(self, chunk: LogChunk, context: DecodeContext) -> Generator[pa.RecordBatch, None, DecodeContext]:
+        context = replace(
+            context,
+            base=chunk.position,
+            segment=f"{chunk.segment_base:020d}",
+            segment_base=chunk.segment_base,
+        )
+        try:
+            return (yield from decode_stretch(chunk.data, self.projection.columns, context, chunk.first_index))
+        except BrokenRecordError as error:
+            raise BrokenRecordError(
+                f"{error}. A member of group {self.group} sent it; another may have an intact copy: try another "
+                "readFrom, and run dledger pipeline audit to find the damaged log"
+            ) from error
+
+    def _chain_before(self, log: ClientLog, first: int) -> Chain | None:
+        """The chain before the first entry, if checksums matter: computed from the two previous ones, if kept."""
+        if not looks_at_checksums(self.projection.columns, self.context):
+            return None
+        for count in range(min(_LEAD, first), 0, -1):
+            try:
+                data = b"".join(chunk.data for chunk in log.chunks(first - count, first))
+            except TrimmedError:
+                continue
+            starts = walk(data, "entry").starts
+            return chain_after(np.frombuffer(data, np.uint8), starts) if len(starts) == count else None
+        return CHAIN_BEGIN if first == 0 else None
 
 
 class LogPartition(InputPartition):
@@ -37,7 +125,7 @@ def live_reader(options: ReadOptions, projection: Projection) -> DataSourceReade
         raise OptionError('startingOffsets=latest is for streams: in a batch use earliest or {"index": N}')
     if options.push_filters:
         return FilteringLiveReader(options, projection)
-    return LiveReader(options, projection)
+    return _LiveReader(options, projection)
 
 
 def planned_range(options: ReadOptions, log: ClientLog, state: CommittedRange) -> IndexRange:
@@ -88,7 +176,7 @@ def read_partition(
     yield from rows.read(ClientLog(options), partition.wanted)
 
 
-class LiveReader(DataSourceReader):
+class _LiveReader(DataSourceReader):
     """One query's reader, pickled by Spark for the tasks."""
 
     def __init__(self, options: ReadOptions, projection: Projection) -> None:
@@ -112,7 +200,7 @@ class LiveReader(DataSourceReader):
         return read_partition(self._options, self._projection, self._filters, partition)
 
 
-class FilteringLiveReader(LiveReader):
+class FilteringLiveReader(_LiveReader):
     """The same, with filter pushdown. Spark refuses a reader that supports it unless the session enables it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name

@@ -12,7 +12,7 @@ import pytest
 from cluster.drill import html
 from dledger.command_line.chart import Bars, Series
 from dledger.command_line.units import CountUnit
-from dledger_spark.jobs.page import page as job_page
+from dledger_spark.jobs.report import page as job_page
 from tests.browser.chromium import Page
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
 from tests.unit.dledger_spark.jobs.reports import REPORT

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from dledger.types import LogChunk, LogIndex, Position
-from dledger_spark.source.client_log import ClientLog
-from dledger_spark.source.group_log import CommittedRange, TrimmedError
+from dledger_spark.source.client_log import ClientLog, CommittedRange, TrimmedError
 
 HEADER_BYTES = 48
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from dledger_spark.jobs.hours import HOUR_MS
+from dledger_spark.jobs.stats import HOUR_MS
 from rocketstore.message.message import Message
 from tests.support.log_bytes import DiskLog, write_disk_log
 

@@ -14,13 +14,12 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
 from dledger.errors import ConfigError
+from dledger_spark.errors import JobBusyError, JobError
 from dledger_spark.jobs import changes
 from dledger_spark.jobs.changes import ChangeSender, ChangesOptions, messages_of
 from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin, open_table
-from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.replay import ReplayTarget
-from dledger_spark.source.sink_rows import row_format
-from dledger_spark.source.sink_targets import TopicTarget
+from dledger_spark.source.sink import TopicTarget, row_format
 from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer

@@ -13,9 +13,9 @@ import pytest
 from dledger.errors import ConfigError
 from dledger_spark.jobs import export
 from dledger_spark.jobs.export import ExportOptions
-from dledger_spark.jobs.hours import HOUR_MS
-from dledger_spark.jobs.page import write_page
+from dledger_spark.jobs.report import write_page
 from dledger_spark.jobs.source import LogSource
+from dledger_spark.jobs.stats import HOUR_MS
 from tests.spark.jobs.logs import START_MS, TOPICS, bodies, write_log
 from tests.support.log_bytes import write_disk_log
 

@@ -11,11 +11,10 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger.layout import ENTRY_HEADER_BYTES
+from dledger_spark.errors import JobError
 from dledger_spark.jobs import export, stats
-from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.export import ExportOptions, planned
-from dledger_spark.jobs.extent import extent_of
-from dledger_spark.jobs.source import LogSource
+from dledger_spark.jobs.source import LogSource, extent_of
 from dledger_spark.jobs.stats import StatsOptions
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dledger_spark.jobs.own_topics import is_of_users, is_own
+from dledger_spark.jobs.source import is_of_users, is_own
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger_spark.directory import open_directory
+from dledger_spark.errors import JobError
 from dledger_spark.jobs import export, replay
-from dledger_spark.jobs.errors import JobError
 from dledger_spark.jobs.export import ExportOptions
 from dledger_spark.jobs.replay import ReplayOptions, ReplayTarget
 from dledger_spark.jobs.report import JobReport

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger_spark.jobs import retention, stats
-from dledger_spark.jobs.hours import HOUR_MS, MINUTE_MS
-from dledger_spark.jobs.page import page
-from dledger_spark.jobs.retention import RetentionOptions
-from dledger_spark.jobs.retention_plan import Setting
+from dledger_spark.jobs.report import page
+from dledger_spark.jobs.retention import RetentionOptions, Setting
 from dledger_spark.jobs.source import LogSource
-from dledger_spark.jobs.stats import StatsOptions
+from dledger_spark.jobs.stats import HOUR_MS, MINUTE_MS, StatsOptions
 from rocketstore.message.message import Message
 from tests.spark.jobs.logs import START_MS, messages, write_log
 from tests.support.log_bytes import DiskLog, write_disk_log

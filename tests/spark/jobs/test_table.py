@@ -16,10 +16,9 @@ from deltalake import DeltaTable
 
 from dledger.errors import ConfigError, DLedgerError
 from dledger_cli.local.brokers import LocalBrokers
-from dledger_spark.errors import DataLossError
+from dledger_spark.errors import DataLossError, JobBusyError, JobError
 from dledger_spark.jobs import table
 from dledger_spark.jobs.delta_table import LogTable
-from dledger_spark.jobs.errors import JobBusyError, JobError
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.table import TableFollower, TableOptions
 from rocketstore.client.aio.admin_records import TopicInfo

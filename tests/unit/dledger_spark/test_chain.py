@@ -20,9 +20,8 @@ from dledger_spark.directory import LogDirectory, Split, SplitSizes, open_direct
 from dledger_spark.errors import BrokenRecordError
 from dledger_spark.options import VerifyCrc
 from dledger_spark.schema import Projection, arrow_schema
-from dledger_spark.source.group_log import CommittedRange
-from dledger_spark.source.live_rows import RowReader
-from dledger_spark.source.ranges import IndexRange
+from dledger_spark.source.client_log import CommittedRange, IndexRange
+from dledger_spark.source.live import RowReader
 from rocketstore.message.message import Message
 from tests.support.fake_group_log import FakeGroupLog
 from tests.support.log_bytes import Stretch, write_disk_log

@@ -14,10 +14,8 @@ from dledger.types import LogIndex
 from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
-from dledger_spark.source.client_log import ClientLog
-from dledger_spark.source.group_log import TrimmedError
+from dledger_spark.source.client_log import ClientLog, IndexRange, TrimmedError
 from dledger_spark.source.live import within_times
-from dledger_spark.source.ranges import IndexRange
 from rocketstore.client import Admin, ForbiddenError, TopicInfo
 from rocketstore.state.changes import TopicConfig
 from tests.support.fake_bulk import FakeBulkLog

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dledger_spark.source.offsets import LogOffset, OffsetError, check_same_log, first_of_batch, parse_offset
+from dledger_spark.source.stream import LogOffset, OffsetError, check_same_log, first_of_batch, parse_offset
 
 OFFSET = LogOffset("cluster", "group", 12, 5)
 

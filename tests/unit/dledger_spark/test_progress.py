@@ -8,10 +8,9 @@ import pytest
 
 from dledger_spark.errors import DataLossError
 from dledger_spark.options import ReadOptions
+from dledger_spark.source.client_log import IndexRange
 from dledger_spark.source.live import planned_range
-from dledger_spark.source.offsets import LogOffset, OffsetError
-from dledger_spark.source.progress import StreamProgress
-from dledger_spark.source.ranges import IndexRange
+from dledger_spark.source.stream import LogOffset, OffsetError, StreamProgress
 from tests.support.fake_group_log import FakeGroupLog
 
 

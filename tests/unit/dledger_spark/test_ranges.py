@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger_spark.source.ranges import Cutting, IndexRange, cut, end_within
+from dledger_spark.source.client_log import Cutting, IndexRange, cut, end_within
 from tests.support.fake_group_log import FakeGroupLog
 
 SIZES = st.lists(st.integers(48, 5000), min_size=1, max_size=60)

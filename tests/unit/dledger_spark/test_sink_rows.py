@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_spark.errors import SchemaError
-from dledger_spark.source.sink_rows import RowError, bodies_of, row_format, rows_of
+from dledger_spark.source.sink import RowError, bodies_of, row_format, rows_of
 from rocketstore.client.aio.outgoing import check_properties
 
 HEADERS = "array<struct<key:string,value:binary>>"

@@ -11,8 +11,7 @@ import pytest
 
 from dledger.errors import DLedgerError
 from dledger_spark.options import WriteOptions
-from dledger_spark.source.sink_rows import RowFormat, row_format
-from dledger_spark.source.sink_targets import TopicTarget
+from dledger_spark.source.sink import RowFormat, TopicTarget, row_format
 from rocketstore.client import Admin, TopicInfo
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until

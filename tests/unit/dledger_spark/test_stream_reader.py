@@ -13,8 +13,7 @@ from dledger.errors import UnavailableError
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import Projection
-from dledger_spark.source.offsets import LogOffset
-from dledger_spark.source.stream import LogStreamReader
+from dledger_spark.source.stream import LogOffset, LogStreamReader
 
 
 def test_a_publication_that_fails_is_told_once_until_it_works_again(caplog: pytest.LogCaptureFixture) -> None:

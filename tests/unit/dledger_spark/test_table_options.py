@@ -6,7 +6,7 @@ import pytest
 
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, WriteOptions
-from dledger_spark.source.table_options import for_reads, for_writes
+from dledger_spark.source.datasource import for_reads, for_writes
 
 TABLE = {"topic": "b", "bootstrap.servers": "a:1", "group": "g"}
 

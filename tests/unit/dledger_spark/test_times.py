@@ -31,8 +31,7 @@ from dledger_spark.directory import (
 )
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import projection_of
-from dledger_spark.source.batch import DirectoryReader, directory_reader
-from dledger_spark.source.filters import pushed, time_bounds
+from dledger_spark.source.batch import DirectoryReader, directory_reader, pushed, time_bounds
 from rocketstore.message.message import Message
 from rocketstore.message.record import STORE_TIMESTAMP_AT, encode_record
 from tests.support.log_bytes import CLUSTER_ID, DiskLog, place_records, write_disk_log

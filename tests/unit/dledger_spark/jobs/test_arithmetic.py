@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.jobs.hours import COLUMNS_MAX, HOUR_MS, MINUTE_MS, silent_hours, spans
-from dledger_spark.jobs.retention import RetentionOptions, _Part, report, segments_of
-from dledger_spark.jobs.retention_plan import RetentionSegment, Setting, outcome
+from dledger_spark.jobs.retention import (
+    RetentionOptions,
+    RetentionSegment,
+    Setting,
+    _Part,
+    outcome,
+    report,
+    segments_of,
+)
 from dledger_spark.jobs.source import LogSource
+from dledger_spark.jobs.stats import COLUMNS_MAX, HOUR_MS, MINUTE_MS, silent_hours, spans
 
 NOW = 1_000 * HOUR_MS
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dledger.errors import ConfigError
+from dledger_spark.errors import JobBusyError, JobError
 from dledger_spark.jobs.batches import STATE, BatchDirectory, open_batches
-from dledger_spark.jobs.errors import JobBusyError, JobError
 
 ABOUT = {"job": "test", "topics": ["a"]}
 

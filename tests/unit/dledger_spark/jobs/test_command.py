@@ -24,13 +24,19 @@ from click.testing import CliRunner
 from dledger.command_line.contexts import changing, contexts_path
 from dledger.errors import ConfigError, UnavailableError
 from dledger_cli.cli import main as dledger
-from dledger_spark.errors import LogDirectoryError, OptionError
+from dledger_spark.errors import JobError, LogDirectoryError, MissingPartError, OptionError, SparkFailedError
 from dledger_spark.jobs import JOBS, command, source, stats
-from dledger_spark.jobs.command import PROGRESS_BAR, JobFrame, job_command, job_session, require_spark, run_standalone
-from dledger_spark.jobs.errors import JobError, MissingPartError, SparkFailedError
+from dledger_spark.jobs.command import (
+    PROGRESS_BAR,
+    JobFrame,
+    job_command,
+    job_session,
+    reason,
+    require_spark,
+    run_standalone,
+)
 from dledger_spark.jobs.report import JobReport
 from dledger_spark.jobs.source import LogSource, source_options
-from dledger_spark.jobs.spark_errors import reason
 from dledger_spark.session import START_DEFAULTS
 from tests.docs.documents import ROOT
 from tests.support.fake_group import fake_group

@@ -17,11 +17,19 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from dledger.errors import ConfigError
+from dledger_spark.errors import JobBusyError, JobError
 from dledger_spark.jobs import delta_files
-from dledger_spark.jobs.delta_compaction import CompactionResult, Compactor, compact
 from dledger_spark.jobs.delta_files import RowCollector, newest, rows_of, write_file
-from dledger_spark.jobs.delta_table import UNKNOWN, EntrySpan, LogTable, TableOrigin, open_table
-from dledger_spark.jobs.errors import JobBusyError, JobError
+from dledger_spark.jobs.delta_table import (
+    UNKNOWN,
+    CompactionResult,
+    Compactor,
+    EntrySpan,
+    LogTable,
+    TableOrigin,
+    compact,
+    open_table,
+)
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("index", pa.int64()), ("body", pa.binary())])

@@ -11,12 +11,19 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger.layout import ENTRY_HEADER_BYTES
+from dledger_spark.errors import JobError
 from dledger_spark.jobs.batches import open_batches
-from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.export import ExportOptions, about, chosen_columns, planned
-from dledger_spark.jobs.exported import ExportedBatch, FileFact, batches_of, report
-from dledger_spark.jobs.extent import Extent, extent_of
-from dledger_spark.jobs.source import LogSource
+from dledger_spark.jobs.export import (
+    ExportedBatch,
+    ExportOptions,
+    FileFact,
+    about,
+    batches_of,
+    chosen_columns,
+    planned,
+    report,
+)
+from dledger_spark.jobs.source import Extent, LogSource, extent_of
 from tests.support.log_bytes import write_disk_log
 
 SOURCE = LogSource(bootstrap="h:1", group="g")

@@ -13,13 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
+from dledger_spark.errors import JobError
 from dledger_spark.jobs import replay
-from dledger_spark.jobs.errors import JobError
-from dledger_spark.jobs.extent import Extent
-from dledger_spark.jobs.pace import RowPace, rows_at_once
-from dledger_spark.jobs.replay import ReplayOptions, ReplayTarget, check_loop, first_of, rows_identity, writer_of
+from dledger_spark.jobs.replay import (
+    ReplayOptions,
+    ReplayTarget,
+    RowPace,
+    check_loop,
+    first_of,
+    rows_at_once,
+    rows_identity,
+    writer_of,
+)
 from dledger_spark.jobs.report import JobReport
-from dledger_spark.jobs.source import LogSource, ParquetSource
+from dledger_spark.jobs.source import Extent, LogSource, ParquetSource
 from tests.unit.dledger_spark.jobs.reports import REPORT
 from tests.unit.dledger_spark.jobs.test_export_plan import Entries
 

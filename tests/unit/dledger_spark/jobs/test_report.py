@@ -12,9 +12,17 @@ import pytest
 
 from dledger.command_line.chart import CHART_WIDTH, Bars, Chart, ColumnChart, Series, svg, text_px
 from dledger.command_line.units import CountUnit, Value, shown
-from dledger_spark.jobs.page import page, write_page
-from dledger_spark.jobs.printing import print_json, print_report
-from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table, key
+from dledger_spark.jobs.report import (
+    Fact,
+    JobReport,
+    ReportColumn,
+    Table,
+    key,
+    page,
+    print_json,
+    print_report,
+    write_page,
+)
 from tests.unit.dledger_spark.jobs.reports import REPORT
 
 SVG = "{http://www.w3.org/2000/svg}"
