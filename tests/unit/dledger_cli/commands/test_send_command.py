@@ -135,7 +135,7 @@ def test_send_has_a_code_for_unknown_outcomes() -> None:
         store.serve(server)
 
         def send(*words: str) -> Result:
-            line = ["message", "send", "-t", "orders", "-b", server.address, "--timeout", "1", *words]
+            line = ["message", "send", "-t", "orders", "-b", server.address, "--timeout", "2", *words]
             return CliRunner().invoke(cli.main, line, input=b"x\n")
 
         store.answers.extend([silence] * 100)

@@ -153,7 +153,7 @@ def test_an_unknown_outcome_of_a_change_has_its_own_code() -> None:
     with scripted() as server:
 
         def exit_code(*words: str) -> int:
-            return CliRunner().invoke(cli.main, [*words, "-b", server.address, "--timeout", "1"]).exit_code
+            return CliRunner().invoke(cli.main, [*words, "-b", server.address, "--timeout", "3"]).exit_code
 
         server.scripts[RequestCode.GET_ALL_TOPIC_CONFIG] = silence
         look, not_begun = exit_code("topic", "list"), exit_code("topic", "create", "new")

@@ -227,7 +227,7 @@ def test_a_start_is_waited_for_while_it_does_something(monkeypatch: pytest.Monke
     work = iter(range(1_000_000))
 
     wait_while_working(lambda: time.monotonic() >= ready_s, lambda: next(work), "n0 is not ready")
-    with pytest.raises(LocalGroupError, match="n0 is not ready within 0 s"):
+    with pytest.raises(LocalGroupError, match=r"n0 is not ready within \d+ s"):
         wait_while_working(lambda: False, lambda: 0, "n0 is not ready")
     monkeypatch.setattr(group_module, "START_S_MAX", 0.5)
     with pytest.raises(LocalGroupError, match="n0 is not ready"):
