@@ -27,11 +27,9 @@ class BoundedLog:
         self._lines = 0
 
     def info(self, text: str, *values: object) -> None:
-        """One line."""
         self._write(logging.INFO, text, values)
 
     def warning(self, text: str, *values: object) -> None:
-        """One line."""
         self._write(logging.WARNING, text, values)
 
     def _write(self, level: int, text: str, values: tuple[object, ...]) -> None:

@@ -6,7 +6,6 @@ import logging
 import queue
 import random
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,25 +14,12 @@ from functools import partial
 from typing import Final, TypeVar
 
 from dledger.access.guard import AccessGuard
-from dledger.base_log import BaseLog
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import Leader, MemberRun
 from dledger.core.membership import Membership
-from dledger.core.messages import (
-    CheckedAppend,
-    Envelope,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    Message,
-    PushAppend,
-    PushResponse,
-    RoleChange,
-    RoleReason,
-    VoteRequest,
-    VoteResponse,
-)
+from dledger.core.messages import Envelope, Message, PushAppend, RoleChange, RoleReason
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.ports import BatchHook, PreparedAppend
@@ -41,21 +27,20 @@ from dledger.errors import (
     CorruptLogError,
     DLedgerError,
     FencedError,
-    InvalidRequestError,
     LeaderHint,
     MemberRemovedError,
-    NodeBusyError,
     NoStateMachineError,
     NotLeaderError,
     RequestTimeoutError,
 )
-from dledger.group_members import MemberRecords, MemberWatch, had_peers, removal_index
+from dledger.group_members import MemberRecords, MemberWatch, removal_index
 from dledger.host import Host, ServedLog
 from dledger.instruments import SILENT, Instruments
 from dledger.log_output import speaks_for
 from dledger.maintenance import LogMaintenance
-from dledger.members import Configuration, MemberChange
+from dledger.members import BaseLog, Configuration, MemberChange
 from dledger.node_status import NodeMeasurements, NodeReports
+from dledger.peer_messages import PeerMessages
 from dledger.records import record
 from dledger.remoting.log_service import LogHandlers
 from dledger.rpc.clients.grpc_server import GrpcServer
@@ -73,9 +58,7 @@ from dledger.statemachine.host import MachineHost
 from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta
 from dledger.store.bulk_reader import StoreTime
-from dledger.store.file_store import FileStore
-from dledger.store.identity import IDENTITY_FILE, layout_of, read_identity
-from dledger.store.quarantine import set_aside_damaged
+from dledger.store.identity import layout_of, read_identity
 from dledger.types import (
     NO_INDEX,
     AppendedBatch,
@@ -87,9 +70,8 @@ from dledger.types import (
     ProducerBatch,
     QueryAnswer,
     SnapshotState,
-    Term,
 )
-from dledger.watch import LogWatch, ScrubbedStore, WatchSettings
+from dledger.watch import LogWatch, ScrubbedStore, WatchSettings, open_log
 
 _log = logging.getLogger("dledger")
 
@@ -113,9 +95,9 @@ OPAQUE: Final = BodyFormat()
 class DLedgerServer:
     """A member of a group, from its directory to its ports. Use ``start``, ``wait`` and ``stop``.
 
-    Implements ``rpc.ports.Receiver`` (messages of peers) and ``rpc.ports.LogNode`` (requests of clients). Raises from
-    the constructor, before a port is open: ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``,
-    ``CorruptLogError`` (``repair=True`` sets a damaged log aside and fetches it again from the peers).
+    Implements ``rpc.ports.LogNode`` (requests of clients). Raises from the constructor, before a port is open:
+    ``ConfigError``, ``IdentityError``, ``DirectoryLockedError``, ``CorruptLogError`` (``repair=True`` sets a damaged
+    log aside and fetches it again from the peers).
     """
 
     def __init__(  # noqa: PLR0913  # one parameter per neighbour
@@ -146,7 +128,6 @@ class DLedgerServer:
         self._push_times = PushTimes(instruments) if measured else None
         self.grpc_port = 0
         """The port of gRPC, once started; 0: none. A broker sets its own."""
-        self._last_push_ms = 0
         self._cluster_id = config.effective_cluster_id
         self._clock = clock or Clock()
         self.name: Final = config.node_id if host is None else f"{config.group}/{config.node_id}"
@@ -160,7 +141,7 @@ class DLedgerServer:
         self._host = host or Host([config], self._clock, self._supervisor)
         self._patience_s = None if len(self._host.groups) == 1 else SHARED_PATIENCE_S
         with speaks_for(config.group):
-            self.log = self._open_log(repair=repair)
+            self.log = open_log(config, self._clock, instruments, base_log(), repair=repair)
         self.bulk = self.log.bulk_reader(self._refuse_if_fenced, bodies.store_time)
         """See ``LogNode.bulk``; its reads raise ``FencedError``."""
         self._lines = NodeLines(self.name)
@@ -181,49 +162,6 @@ class DLedgerServer:
     def tls(self) -> TlsKeeper | None:
         """The certificates in use; None for plaintext."""
         return self._host.tls
-
-    def _open_log(self, *, repair: bool) -> FileStore:
-        """Open the log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; an
-        intact one is kept, because otherwise a forgotten flag could empty it.
-
-        1. All nodes of a group are started with ``repair``, because one of them needed it once.
-        2. If every log were set aside, a quorum would be empty, and so take itself for a new group.
-
-        With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found only by
-        a read, which advises ``--repair``; an opening that does not check that part would keep it.
-        """
-        config = self._config
-        verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
-        store = replace(config.store, recovery_verify_bytes=verified_bytes)
-        mend = config.store.auto_repair and had_peers(config) and not repair
-        continued = self._base_log()
-
-        def open_it() -> FileStore:
-            return FileStore.open(
-                store,
-                cluster_id=config.effective_cluster_id,
-                group=config.group,
-                node_id=config.node_id,
-                clock=self._clock,
-                mend=mend,
-                instruments=self._instruments,
-                first_position=0 if continued is None else continued.end,
-            )
-
-        why: object
-        try:
-            log = open_it()
-            if not (repair and log.hard_state.load().fenced):
-                return log
-            why = f"fenced: {log.hard_state.load().doubt}"
-            log.close()
-        except CorruptLogError as error:
-            if not (repair or mend) or error.path.name == IDENTITY_FILE:
-                raise
-            why = error
-        aside = set_aside_damaged(config.store, node_id=config.node_id)
-        _log.warning("%s: %s. The old log is kept in %s; fetching it again from the peers", config.node_id, why, aside)
-        return open_it()
 
     def _wire(self) -> None:
         config = self._config
@@ -291,6 +229,9 @@ class DLedgerServer:
             ),
             self._host.housekeeping.timers,
             self._patience_s,
+        )
+        self._peer_messages = PeerMessages(
+            self._node, self.log, self._driver, self._clock, self._member_watch, self._push_times, self._patience_s
         )
         self._fetcher = None if self._machine is None else self._make_fetcher(self._machine)
         if self.fenced:
@@ -464,7 +405,7 @@ class DLedgerServer:
                     port=self._host.peer_port,
                     report=self._supervisor.report,
                 )
-                self._transport.start(self)
+                self._transport.start(self._peer_messages)
                 if self._owns_host:
                     self._host.accept()
                 self._roles.start()
@@ -564,73 +505,6 @@ class DLedgerServer:
         ``name``: of the thread that watches its connections. ``connection_calls_max``: instead of the node's.
         """
         return self._host.clients.grpc_server(name, (self._config.group,), connection_calls_max)
-
-    # -- Receiver: messages of peers -----------------------------------------------------------------------------
-
-    def request(self, envelope: Envelope, patience_s: float | None = None) -> Envelope:
-        message = envelope.message
-        if not isinstance(message, VoteRequest | HeartbeatRequest):
-            raise InvalidRequestError(f"{type(message).__name__} is not a request")
-        if isinstance(message, VoteRequest):
-            self._note_vote_request(envelope.sender, message)
-        answer: VoteResponse | HeartbeatResponse = self._driver.call(
-            lambda now_ms: self._node.answer(envelope.sender, message, now_ms), patience_s=patience_s
-        )
-        return replace(envelope, sender=envelope.target, target=envelope.sender, message=answer)
-
-    def _note_vote_request(self, sender: NodeId, request: VoteRequest) -> None:
-        """Tell who asks for votes although it is led; not a follower that asks again whether this member leads, nor one
-        that leadership is transferred to.
-        """
-
-        def contact_ms(node: Node) -> int | None:
-            leader = node.state.role
-            if not isinstance(leader, Leader) or request.transfer:
-                return None
-            if request.countersign == leader.countersigns.get(sender):
-                return None
-            heard_ms = leader.contact_ms.get(sender)
-            return None if heard_ms is None else self._clock.monotonic_ms() - heard_ms
-
-        if (ago_ms := self._driver.look(contact_ms)) is not None:
-            self._member_watch.asked_for_vote(sender, ago_ms)
-
-    def receive(self, envelope: Envelope, patience_s: float | None = None) -> None:
-        """Take any other message; a run is verified first, outside the lock."""
-        message: Message = envelope.message
-        flush_here = False
-        if self._push_times is not None and isinstance(message, PushResponse):
-            self._push_times.answered(envelope.sender, message)
-        if isinstance(message, PushAppend):
-            checked = self.log.check_run(message.run)
-            flush_here = self._is_isolated(len(message.run.data))
-            message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
-        receive = partial(self._node.receive, envelope.sender, message, connection=envelope.connection)
-        self._driver.call(receive, flush_here=flush_here, patience_s=patience_s)
-
-    def _is_isolated(self, size: int) -> bool:
-        """Whether a push stands alone: then gathering gains nothing, and passing it to another thread costs time."""
-        now_ms = self._clock.monotonic_ms()
-        pause_ms, self._last_push_ms = now_ms - self._last_push_ms, now_ms
-        return size <= _ISOLATED_PUSH_BYTES and pause_ms >= _ISOLATED_PUSH_PAUSE_MS
-
-    def connection_lost(self, peer: NodeId) -> None:
-        """The push connection to ``peer`` broke."""
-        if self._push_times is not None:
-            self._push_times.lost(peer)
-        self._driver.call(lambda _now_ms: self._node.connection_lost(peer))
-
-    def follows(self, peer: NodeId) -> Term | None:
-        try:
-            return self._driver.look(lambda node: node.follows(peer), patience_s=self._patience_s)
-        except NodeBusyError:
-            return None
-
-    def leader_lost(self, peer: NodeId, term: Term, *, gone: bool) -> None:
-        with suppress(NodeBusyError):  # then its silence tells
-            self._driver.call(
-                lambda now_ms: self._node.leader_lost(peer, term, now_ms, gone=gone), patience_s=self._patience_s
-            )
 
     def _send(self, target: NodeId, message: Message) -> None:
         config = self._config
@@ -866,5 +740,3 @@ def _of_its_cluster(config: ServerConfig) -> ServerConfig:
 
 _STUCK_TOLD_MS = 60_000
 """How long status and metrics report that a leader made no progress."""
-_ISOLATED_PUSH_BYTES = 16 * 1024
-_ISOLATED_PUSH_PAUSE_MS = 1

@@ -5,22 +5,24 @@ chain CRCs of committed entries with the peers; verify the next bytes of the log
 lock of the node's, and code that finds damage elsewhere (reads, lookups, the core's parts) only reports it.
 
 Comparing finds errors that checksums cannot: two logs that are both intact and differ are two histories. The one that
-most voters do not share is fenced.
+most voters do not share is fenced. ``open_log`` sets aside a log that cannot be mended, so that peers send it again.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dledger.clock import Backoff, Clock
 from dledger.conditions import ConditionKind, Conditions
+from dledger.config import ServerConfig
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
@@ -31,9 +33,14 @@ from dledger.errors import (
     ShutdownError,
     UnavailableError,
 )
+from dledger.group_members import had_peers
+from dledger.instruments import Instruments
+from dledger.members import BaseLog
 from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.store.file_store import FileStore
 from dledger.store.format import parse_segment_name
+from dledger.store.identity import IDENTITY_FILE
+from dledger.store.quarantine import set_aside_damaged
 from dledger.store.repair import ReadSegment, Repaired, ScrubStep
 from dledger.types import LogIndex, NodeId
 
@@ -49,10 +56,52 @@ _SAMPLES: Final = (0, 4, 8, 12, 16, 20, 24, 28, 32)
 """Peers are asked about the newest committed index rounded down to these powers of two: they may be behind."""
 
 
+def open_log(
+    config: ServerConfig, clock: Clock, instruments: Instruments, continued: BaseLog | None, *, repair: bool
+) -> FileStore:
+    """Open a member's log. ``repair`` gives up a damaged one, and a fenced one, whose history is not the group's; an
+    intact one is kept, because otherwise a forgotten flag could empty it.
+
+    1. All nodes of a group are started with ``repair``, because one of them needed it once.
+    2. If every log were set aside, a quorum would be empty, and so take itself for a new group.
+
+    With ``repair`` the whole log is verified: damage older than the last ``recovery_verify_bytes`` is found only by
+    a read, which advises ``--repair``; an opening that does not check that part would keep it.
+    """
+    verified_bytes = sys.maxsize if repair else config.store.recovery_verify_bytes
+    store = replace(config.store, recovery_verify_bytes=verified_bytes)
+    mend = config.store.auto_repair and had_peers(config) and not repair
+
+    def open_it() -> FileStore:
+        return FileStore.open(
+            store,
+            cluster_id=config.effective_cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            clock=clock,
+            mend=mend,
+            instruments=instruments,
+            first_position=0 if continued is None else continued.end,
+        )
+
+    why: object
+    try:
+        log = open_it()
+        if not (repair and log.hard_state.load().fenced):
+            return log
+        why = f"fenced: {log.hard_state.load().doubt}"
+        log.close()
+    except CorruptLogError as error:
+        if not (repair or mend) or error.path.name == IDENTITY_FILE:
+            raise
+        why = error
+    aside = set_aside_damaged(config.store, node_id=config.node_id)
+    _log.warning("%s: %s. The old log is kept in %s; fetching it again from the peers", config.node_id, why, aside)
+    return open_it()
+
+
 @dataclass(slots=True)
 class _Damage:
-    """A damaged segment."""
-
     path: Path
     error: CorruptLogError
     due_ms: int = 0
@@ -310,15 +359,12 @@ class ScrubbedStore:
         self._segment_repair = store.segment_repair()
 
     def verify(self, max_bytes: int) -> ScrubStep:
-        """See ``Scrub.step``."""
         return self._scrub.step(max_bytes)
 
     def repair(self, base: int, read: ReadSegment, pause: Callable[[], None]) -> Repaired:
-        """See ``SegmentRepair.repair``."""
         return self._segment_repair.repair(base, read, pause)
 
     def find(self, base: int, pause: Callable[[], None]) -> CorruptLogError | None:
-        """See ``SegmentRepair.find``."""
         return self._segment_repair.find(base, pause)
 
     def base_of(self, path: Path) -> int | None:
@@ -339,5 +385,4 @@ class ScrubbedStore:
 
     @property
     def committed_index(self) -> LogIndex:
-        """See ``FileStore``."""
         return self._store.committed_index

@@ -276,7 +276,6 @@ class Quotas:
         return quota
 
     def forget_idle(self) -> None:
-        """Drop idle quotas."""
         self._connections = {key: one for key, one in self._connections.items() if not one.idle}
         kept = {owner for owner, _ in self._connections}
         self._owners = {owner: one for owner, one in self._owners.items() if owner in kept}

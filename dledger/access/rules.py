@@ -58,8 +58,6 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class YamlSequence:
-    """A list."""
-
     items: tuple[Node, ...]
     line: int
 

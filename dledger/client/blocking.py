@@ -467,7 +467,6 @@ class _SubmitQueue:
         self._feeding = False
 
     def add(self, body: bytes) -> AppendFuture:
-        """See ``DLedgerClient.submit``."""
         self._runner.check()  # first: after a fork, our own lock may be held for ever
         cost = len(body) + ITEM_OVERHEAD_BYTES
         if self._bytes >= SUBMITTED_BYTES_MAX and not self._runner.is_current:
@@ -484,7 +483,6 @@ class _SubmitQueue:
         return future
 
     async def flush(self) -> None:
-        """See ``DLedgerClient.flush``."""
         self._take()
         while self._waiting:
             await self._client.flush()

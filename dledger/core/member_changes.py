@@ -88,7 +88,6 @@ class PeerCatchUp:
         return max(1, self._timeout_ms // _SAMPLES_PER_TIMEOUT)
 
     def begin(self) -> None:
-        """A new leadership."""
         self._committed.clear()
         self._places.clear()
 

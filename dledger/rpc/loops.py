@@ -268,7 +268,6 @@ class EventHub:
         return follower
 
     def unfollow(self, follower: asyncio.Event) -> None:
-        """End a ``follow``."""
         self._followers.discard(follower)
 
     def watch(self) -> RoleWatch:
@@ -278,7 +277,6 @@ class EventHub:
         return watcher
 
     def unwatch(self, watcher: RoleWatch) -> None:
-        """End a ``watch``."""
         self._watchers.discard(watcher)
 
     def _on_event(self, event: NodeEvent) -> None:  # on any thread

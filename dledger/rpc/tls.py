@@ -66,7 +66,6 @@ class TlsStream:
             return self._outgoing.read()
 
     def feed(self, received: bytes | memoryview) -> None:
-        """Take received bytes."""
         with self._lock:
             self._incoming.write(received)
 

@@ -246,7 +246,6 @@ class TaskThread:
                 self._tasks = (*self._tasks, task)
 
     def remove(self, task: Task) -> None:
-        """Forget a task."""
         with self._lock:
             self._tasks = tuple(one for one in self._tasks if one is not task)
 

@@ -88,7 +88,6 @@ class SnapshotCreation:
         """How long the last one took to write."""
 
     def start(self) -> None:
-        """Start the thread."""
         self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
@@ -176,7 +175,6 @@ class _PacedWriter:
         self._bytes = 0
 
     def write(self, data: bytes) -> None:
-        """See ``SnapshotWriter``."""
         self.append(STATE_FILE, data)
 
     def append(self, file: str, data: bytes) -> None:
@@ -259,7 +257,6 @@ class Applier:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._worker.start()
 
     def wake(self) -> None:

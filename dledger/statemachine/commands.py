@@ -203,12 +203,10 @@ class CommandBatch:
         """Of its new entries, as far as they are applied."""
 
     def bodies(self, term: Term, stored: int = 0) -> Sequence[Body]:
-        """See ``PreparedAppend``."""
         self._term, self._stored = term, stored
         return self._commands[stored:] if stored else self._commands
 
     def placed(self, batch: AppendedBatch | None) -> None:
-        """See ``PreparedAppend``."""
         if batch is not None:
             self._at = batch.first_index, self._term
             self._waiters.register(self._at, self)
@@ -284,7 +282,6 @@ class Waiters:
             self._entries += count
 
     def release(self, count: int) -> None:
-        """Commands are answered."""
         with self._lock:
             self._entries -= count
 

@@ -99,7 +99,6 @@ class SnapshotFetcher:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._worker.start()
 
     def stop(self, timeout_s: float) -> None:

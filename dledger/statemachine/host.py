@@ -59,7 +59,6 @@ class SnapshotOffers:
 
     @contextmanager
     def offered(self, at_least: LogIndex, index: LogIndex) -> Iterator[SnapshotOffer]:
-        """See ``PeerSnapshots``."""
         if (refusal := self._fenced()) is not None:
             raise refusal
         known = any(one.index == index for one in self._snapshots.snapshots)
@@ -70,7 +69,6 @@ class SnapshotOffers:
             yield SnapshotOffer(self._snapshots, meta)
 
     def doubt(self, index: LogIndex) -> None:
-        """See ``PeerSnapshots``."""
         meta = next((one for one in self._snapshots.snapshots if one.index == index), None)
         if meta is None:
             return
@@ -83,19 +81,15 @@ class SnapshotOffers:
 
 
 class SnapshotOffer:
-    """An ``OfferedSnapshot``."""
-
     def __init__(self, snapshots: SnapshotStore, meta: SnapshotMeta) -> None:
         self._snapshots = snapshots
         self._meta = meta
 
     @property
     def description(self) -> bytes:
-        """See ``OfferedSnapshot``."""
         return encode_meta(self._meta)
 
     def piece(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """See ``OfferedSnapshot``."""
         return self._snapshots.piece(self._meta, file, offset, bytes_max)
 
 
@@ -223,7 +217,6 @@ class MachineHost:
         log.reset(at, meta.configuration)
 
     def start(self) -> None:
-        """Start the threads."""
         self._creation.start()
         self.applier.start()
         self.applier.wake()
@@ -263,21 +256,17 @@ class MachineHost:
 
     @property
     def applied_index(self) -> LogIndex:
-        """See ``MachineState``."""
         return self.applier.applied_index
 
     @property
     def snapshot_index(self) -> LogIndex:
-        """See ``MachineState``."""
         return self.snapshots.newest_index
 
     @property
     def producers(self) -> ProducersAt | None:
-        """See ``MachineState``."""
         return self._producers
 
     def wall_ms(self) -> int:
-        """See ``MachineState``."""
         return self._clock.wall_ms()
 
     # -- snapshots -----------------------------------------------------------------------------------------------

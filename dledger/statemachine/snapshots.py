@@ -163,7 +163,6 @@ class SnapshotStore:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def verify(self, meta: SnapshotMeta) -> None:
-        """See ``verify_files``."""
         verify_files(self._path(meta.index), meta)
 
     def reader(self, meta: SnapshotMeta, name: str = STATE_FILE) -> SnapshotFileReader:
@@ -371,11 +370,9 @@ class SnapshotFileReader:
 
     @property
     def format(self) -> int:
-        """See ``SnapshotReader.format``."""
         return self._format
 
     def read(self, bytes_max: int) -> bytes:
-        """See ``SnapshotReader.read``."""
         try:
             data = self._file.read(bytes_max)
         except OSError as error:

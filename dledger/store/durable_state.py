@@ -69,8 +69,6 @@ PAYLOAD_BYTES_MAX: Final = 512 - _HEAD.size - _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A readable slot."""
-
     number: int
     sequence: int
     payload: bytes
@@ -338,7 +336,6 @@ class LogCheckpoint:
     clean_stop: bool = False
 
     def encode(self) -> bytes:
-        """The slot's payload."""
         return _RECORD.pack(
             self.flushed.index,
             self.flushed.position,

@@ -97,7 +97,6 @@ _EXAMPLE: Final = StoreIdentity("", "", "", 0, 0)
 
 
 def as_text(identity: StoreIdentity) -> str:
-    """The file's content."""
     return json.dumps(asdict(identity), indent=2) + "\n"
 
 
@@ -162,8 +161,6 @@ _log = logging.getLogger(__name__)
 
 @record(frozen=True, slots=True)
 class SavedMembers:
-    """The file's content."""
-
     uid: int
     configuration: Configuration | None = None
     clear_to: LogIndex = NO_INDEX

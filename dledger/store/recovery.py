@@ -371,8 +371,6 @@ class LogScanOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """How to scan."""
-
     verify_bytes: int
     unchecked: bool
     directory: Path

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from dledger.base_log import DIGESTS_MAX, BaseLog
 from dledger.errors import CorruptLogError
+from dledger.members import DIGESTS_MAX, BaseLog
 from dledger.store.durable_state import read_checkpoint
 from dledger.store.format import parse_segment_name, segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably, non_zero_end, read_whole, replace_durably

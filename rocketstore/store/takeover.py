@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dledger.base_log import BaseLog, why_apart
 from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
+from dledger.members import BaseLog, why_apart
 from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.identity import Layout
 from dledger.store.mmap_file import FoundFile, list_segments

@@ -17,8 +17,8 @@ from typing import BinaryIO, Final
 import numpy as np
 from crc32c import crc32c
 
-from dledger.base_log import BaseLog
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
+from dledger.members import BaseLog
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem

@@ -279,7 +279,6 @@ class PipelinedAppends:
         self._pending: dict[AppendBatch, None] = {}  # in order
 
     def submit(self, batch: AppendBatch) -> DLedgerError | None:
-        """See ``BatchStream``."""
         if self.broken is not None:
             return UnavailableError(f"the stream to {self.address} is closed: {self.broken}")
         self._pending[batch] = None  # first: the connection may end while this is sent
@@ -300,7 +299,6 @@ class PipelinedAppends:
         return refusal
 
     async def close(self, why: str = "") -> None:
-        """See ``BatchStream``."""
         self._fail(UnavailableError(why or "the stream was closed"))
 
     def _frame(self, batch: AppendBatch, opaque: int) -> bytes:

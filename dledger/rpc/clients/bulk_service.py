@@ -83,13 +83,11 @@ class BulkService:
         self._threads = ThreadPoolExecutor(BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
 
     def close(self) -> None:
-        """Join the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     # Each handler decodes first (raising InvalidRequestError: gRPC status), then answers (Status in the answer).
 
     async def fetch(self, data: bytes) -> AsyncGenerator[bytes, None]:
-        """``FetchLog``."""
         request = codec.decode_fetch(data)
         try:
             self._check_group(request.group)
@@ -185,7 +183,6 @@ class BulkService:
         )
 
     async def digests(self, data: bytes) -> AsyncGenerator[bytes, None]:
-        """``BlockDigests``."""
         request = codec.decode_digests_request(data)
         block_bytes = _block_bytes(request)
         try:

@@ -168,7 +168,6 @@ def decode_read(data: bytes) -> Read:
 
 
 def decode_follow(data: bytes) -> Read:
-    """A follow request."""
     wire = parse(pb.FollowRequest, data)
     return Read(wire.group, index(wire.first_index, "first_index"), mode=_mode(wire.mode))
 
@@ -431,7 +430,6 @@ def encode_transferred(outcome: LeaderHint | DLedgerError, term: Term) -> bytes:
 
 
 def decode_transferred(data: bytes) -> LeaderHint:
-    """The new leader."""
     wire = parse(pb.TransferLeadershipResponse, data)
     raise_failure(wire.status)
     return LeaderHint(NodeId(wire.leader_id), wire.status.leader_address)

@@ -270,7 +270,6 @@ def encode_snapshot_request(group: str) -> bytes:
 
 
 def decode_snapshot_request(data: bytes) -> str:
-    """The group."""
     return name(parse(pb.SnapshotRequest, data).group, "group")
 
 

@@ -106,7 +106,6 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # no stubs
         self._refusals: set[asyncio.Task[None]] = set()
 
     def add_registered_method_handlers(self, handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]]) -> None:
-        """By path."""
         super().add_registered_method_handlers(handlers)
         self._handlers.update({path.encode(): handler for path, handler in handlers.items()})
 
@@ -253,7 +252,6 @@ class _Side(asyncio.Protocol):
             other.close()
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on."""
         if self.other is None:
             self._early += data  # gRPC's settings, which it sends at once: some dozen bytes
         elif not self.other.is_closing():
@@ -272,7 +270,6 @@ class _Side(asyncio.Protocol):
             self.other.pause_reading()
 
     def resume_writing(self) -> None:
-        """It does again."""
         if self.other is not None and not self.other.is_closing():
             self.other.resume_reading()
 

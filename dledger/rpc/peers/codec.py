@@ -12,7 +12,6 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
-from dledger.base_log import DIGESTS_MAX, BaseLog
 from dledger.core.messages import (
     CheckedAppend,
     CommittedEntry,
@@ -33,7 +32,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
-from dledger.members import Configuration
+from dledger.members import DIGESTS_MAX, BaseLog, Configuration
 from dledger.pb import raft_pb2 as pb
 from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
@@ -374,7 +373,6 @@ def _begin(wire: pb.Install) -> Boundary:
 
 
 def decode_heartbeat_request(data: bytes | memoryview) -> HeartbeatRequest:
-    """A leader's heartbeat."""
     wire = parse(pb.HeartbeatRequest, data)
     if len(wire.watermarks) > MEMBERS_MAX:
         raise InvalidRequestError(f"heartbeat names {len(wire.watermarks)} members; at most {MEMBERS_MAX} are possible")
@@ -444,7 +442,6 @@ def decode_take_leadership(data: bytes | memoryview) -> TakeLeadership:
 
 
 def decode_handshake(data: bytes | memoryview) -> Handshake:
-    """A peer's handshake."""
     wire = parse(pb.HandshakeRequest, data)
     if len(wire.members) > MEMBERS_MAX:
         raise InvalidRequestError(f"handshake names {len(wire.members)} members; at most {MEMBERS_MAX} are possible")
@@ -523,7 +520,6 @@ def decode_chain_crcs(data: bytes | memoryview) -> dict[LogIndex, int]:
 
 
 def decode_handshake_answer(data: bytes | memoryview) -> HandshakeAnswer:
-    """The peer's verdict."""
     wire = parse(pb.HandshakeResponse, data)
     return HandshakeAnswer(
         ResponseCode(wire.code),

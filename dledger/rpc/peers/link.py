@@ -34,9 +34,8 @@ from dledger.errors import DLedgerError, InvalidRequestError, InvariantError, No
 from dledger.rpc import options
 from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
 from dledger.rpc.peers import codec, pushes
-from dledger.rpc.peers.dialling import DialledConnection, PeerDialler
 from dledger.rpc.peers.frames import FrameKind, Purpose
-from dledger.rpc.peers.identity import Introduction, Reasons
+from dledger.rpc.peers.identity import DialledConnection, Introduction, PeerDialler, Reasons
 from dledger.rpc.peers.port import PATIENCE_S, HeartbeatCoalescer, HeartbeatLink, Process, Settle
 from dledger.rpc.ports import Receiver
 

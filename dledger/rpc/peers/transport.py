@@ -29,9 +29,8 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvariantError
 from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
-from dledger.rpc.peers.dialling import PeerDialler
 from dledger.rpc.peers.frames import Purpose
-from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reachable, Reasons
+from dledger.rpc.peers.identity import Introduction, PeerDialler, PeerIdentity, Reachable, Reasons
 from dledger.rpc.peers.link import ControlQueue, PeerLink, PushQueue
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.server import PeerServer

@@ -144,7 +144,9 @@ def test_a_follower_that_may_ask_for_votes_is_no_second_process(
 
         for countersign in (7, 8):
             request = VoteRequest(Term(2), NO_ENTRY, pre_vote=True, countersign=countersign)
-            node._note_vote_request(NodeId("n1"), request)
-        node._note_vote_request(NodeId("n1"), VoteRequest(Term(2), NO_ENTRY, transfer=True, countersign=9))
+            node._peer_messages._note_vote_request(NodeId("n1"), request)
+        node._peer_messages._note_vote_request(
+            NodeId("n1"), VoteRequest(Term(2), NO_ENTRY, transfer=True, countersign=9)
+        )
 
     assert told == [NodeId("n1")]

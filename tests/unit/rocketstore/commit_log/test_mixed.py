@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dledger.base_log import why_apart
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError
+from dledger.members import why_apart
 from dledger.server import DLedgerServer
 from dledger.store.fs import FileSystem
 from dledger.store.identity import layout_of

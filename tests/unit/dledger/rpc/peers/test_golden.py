@@ -6,7 +6,6 @@ from typing import Final
 
 import pytest
 
-from dledger.base_log import BaseLog
 from dledger.core.messages import (
     CommittedEntry,
     HeartbeatRequest,
@@ -25,7 +24,7 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import ResponseCode
-from dledger.members import ClusterMember, Configuration
+from dledger.members import BaseLog, ClusterMember, Configuration
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.types import Boundary, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.base_log import BaseLog
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
 from dledger.errors import ResponseCode
-from dledger.members import ClusterMember, Configuration
+from dledger.members import BaseLog, ClusterMember, Configuration
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import BaseLogs, PeerAddresses, PeerIdentity

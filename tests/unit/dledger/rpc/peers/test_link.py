@@ -14,9 +14,8 @@ from dledger.errors import InvalidRequestError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.loops import LoopBridge
 from dledger.rpc.peers import codec
-from dledger.rpc.peers.dialling import DialledConnection
 from dledger.rpc.peers.frames import FrameKind
-from dledger.rpc.peers.identity import Introduction, PeerIdentity, Reasons
+from dledger.rpc.peers.identity import DialledConnection, Introduction, PeerIdentity, Reasons
 from dledger.rpc.peers.link import PAUSE_S_MIN, ControlQueue, Outgoing, PeerLink, PushQueue
 from dledger.types import NO_ENTRY, LogIndex, NodeId, Term
 from tests.support.receiver import RecordingReceiver
