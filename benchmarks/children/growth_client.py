@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks import stats
 from dledger.client.aio import DLedgerClient
-from dledger.sending.aio import AsyncSentItem
+from dledger.sending.futures import AsyncSentItem
 
 TICK_S: Final = 0.001
 """Between two looks at the schedule of an offered load."""

@@ -20,8 +20,8 @@ from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, Pendin
 from dledger.members import Configuration, MemberChange
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import NodeStatus, RoleEvent
-from dledger.sending.aio import SentItem, wait_for
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
+from dledger.sending.futures import SentItem, wait_for
 from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, NodeId, QueryAnswer, SnapshotState
 from dledger.values import MIB
 

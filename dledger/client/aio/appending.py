@@ -47,17 +47,9 @@ from dledger.remoting.log_codec import LogCode, error_of
 from dledger.rpc.clients import group_codec
 from dledger.rpc.clients.codec import Append
 from dledger.rpc.clients.group_codec import NUMBERED_COMMANDS_MAX, Commands
-from dledger.sending.aio import (
-    AsyncLinks,
-    AsyncSender,
-    AsyncSentItem,
-    AsyncSentMany,
-    BatchStream,
-    OnAnswer,
-    OnEnd,
-    wait_for_batch,
-)
+from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
 from dledger.sending.batch import AllStored, OutgoingBatch, ProducerNumbering, WindowRules, new_producer_name
+from dledger.sending.futures import AsyncSentItem, AsyncSentMany, wait_for_batch
 from dledger.sending.window import Window, WindowOptions
 from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
 from dledger.values import MIB

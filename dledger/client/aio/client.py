@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dledger.client.aio.large_reads import LargeReads, ReadTarget
     from dledger.client.shared import ClientSecurity
     from dledger.rpc.clients.bulk_codec import LocatedEntries
-    from dledger.sending.aio import AsyncSentItem, AsyncSentMany
+    from dledger.sending.futures import AsyncSentItem, AsyncSentMany
 
 FOLLOW_WAIT_S: Final = 5.0
 """How long a node may hold back the answer to a follower, who would not notice its death before."""

@@ -9,8 +9,9 @@ import pytest
 
 from dledger.errors import DLedgerError, NotLeaderError, RequestTimeoutError, UnavailableError
 from dledger.sending import window as window_module
-from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd, wait_for_batch
+from dledger.sending.aio import AsyncLinks, AsyncSender, BatchStream, OnAnswer, OnEnd
 from dledger.sending.batch import AllStored, Answer, OutgoingBatch, ProducerNumbering
+from dledger.sending.futures import wait_for_batch
 from dledger.sending.window import Window, WindowOptions
 from tests.unit.dledger.sending.world import RULES
 

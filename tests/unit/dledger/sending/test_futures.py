@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.sending.aio import wait_for
 from dledger.sending.batch import OutgoingBatch
+from dledger.sending.futures import wait_for
 
 
 def unfinished() -> OutgoingBatch[None, int]:

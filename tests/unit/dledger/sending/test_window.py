@@ -19,8 +19,8 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.sending import window as window_module
-from dledger.sending.aio import wait_for
 from dledger.sending.batch import AllStored, OutgoingBatch, ProducerNumbering
+from dledger.sending.futures import wait_for
 from dledger.sending.window import LOOK_AFTER_MS, Window, WindowOptions
 from dledger.types import LogIndex, Position, Term
 from tests.unit.dledger.sending.world import REFUSED, RULES, World
