@@ -15,9 +15,10 @@ DEADLINE_S: Final = 120.0
 
 
 class Sender:
-    """Sends to one queue or another of ``TOPIC``."""
+    """Sends to one queue or another of ``TOPIC``, which has what was sent when ``send`` returns."""
 
     def __init__(self, broker: BrokerServer) -> None:
+        self._store = broker.store
         self.producer = Producer(broker.address)
         self.admin = Admin(broker.address)
 
@@ -25,6 +26,7 @@ class Sender:
         messages = [Message(topic, body, tags=tags, properties=dict(properties)) for body in bodies]
         for one in messages:
             await asyncio.to_thread(self.producer.send, one, queue=queue)
+        assert await asyncio.to_thread(self._store.wait_dispatched, DEADLINE_S)
 
     async def topic(self, name: str = TOPIC, queues: int = 2, permission: int = 6) -> None:
         info = TopicInfo(name, read_queues=queues, write_queues=queues, permission=permission)
