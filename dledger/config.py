@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from dledger.errors import ConfigError
 from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
-from dledger.limits import Bytes, BytesOrZero, Millis, Percent, Port, Positive, Range, Unit, out_of_range
+from dledger.limits import Bytes, BytesOrZero, Internal, Millis, Percent, Port, Positive, Range, Unit, out_of_range
 from dledger.types import NodeId
 from dledger.values import (
     CLIENT_PORT_OFFSET,
@@ -63,11 +63,11 @@ class ElectionConfig:
     """Longest such silence (drawn at random each time); a leader that no quorum answers for this long steps down."""
     transfer_timeout_ms: Millis = 1000
     """How long a leadership transfer may take before the old leader carries on."""
-    transfer_max_lag_entries: int = 1000
+    transfer_max_lag_entries: Annotated[int, Internal()] = 1000
     """Leadership is not transferred to a member that lags further behind than this."""
     preferred_leaders: tuple[NodeId, ...] = ()
     """Members that should lead: any other leader transfers leadership to one of them once that has caught up."""
-    preferred_check_interval_ms: Millis = 1000
+    preferred_check_interval_ms: Annotated[Millis, Internal()] = 1000
     """How often a leader checks whether a preferred member, or one with free disk space, should lead instead."""
     fast_failover: bool = True
     """Replace a leader whose process has ended (its address refuses connections) without waiting for its silence."""
@@ -98,11 +98,11 @@ class ReplicationConfig:
     """Maximum pushes in flight to one follower; times ``push_bytes_max``, this limits what a slow follower holds up."""
     push_timeout_ms: Millis = 1000
     """How long a push may go unanswered before the dispatcher compares logs again."""
-    retry_interval_ms: Millis = 100
+    retry_interval_ms: Annotated[Millis, Internal()] = 100
     """Delay before retrying a follower that is unreachable or refused a push."""
-    commit_push_delay_ms: Millis = 5
+    commit_push_delay_ms: Annotated[Millis, Internal()] = 5
     """How long an idle leader waits for an append to carry the commit index before sending the index on its own."""
-    handler_queue_pushes_max: Positive = 256
+    handler_queue_pushes_max: Annotated[Positive, Internal()] = 256
     """Maximum pushes a follower queues; further ones are refused, and the leader compares logs again."""
     pending_entries_max: Positive = 10_000
     """Maximum entries waiting for a quorum on the leader; further appends are refused (``PendingFullError``)."""
@@ -110,9 +110,9 @@ class ReplicationConfig:
     """Maximum bytes of entries waiting for a quorum on the leader."""
     ack_timeout_ms: Millis = 2500
     """How long an append or a linearizable read waits for a quorum; after that, the append's outcome is unknown."""
-    noop_body: bytes = b""
+    noop_body: Annotated[bytes, Internal()] = b""
     """Body of the entry that begins a leader's term; a broker sets its own."""
-    noop_compatible: bool = False
+    noop_compatible: Annotated[bool, Internal()] = False
     """Write NOOPs that Java readers before 0.4 take for ordinary entries, as ``noop_body`` must be; brokers do so."""
     max_producers: Annotated[int, Range(1, 65_536)] = 4096
     """Maximum producers whose repeated appends are recognised; a new one replaces one idle for at least 10 minutes."""
@@ -128,9 +128,8 @@ class ReplicationConfig:
             found.append("noop_compatible requires a noop_body that readers of the log accept as an ordinary entry")
         if self.handler_queue_pushes_max < self.inflight_pushes_max:
             found.append(
-                f"handler_queue_pushes_max={self.handler_queue_pushes_max} must be at least "
-                f"inflight_pushes_max={self.inflight_pushes_max}, or followers would refuse pushes that their leader "
-                "may send"
+                f"inflight_pushes_max={self.inflight_pushes_max} must be at most {self.handler_queue_pushes_max}, or "
+                "followers would refuse pushes that their leader may send"
             )
         return found
 
@@ -160,7 +159,7 @@ class StoreConfig:
     lose it)."""
     flush_interval_ms: Millis = 10
     """How often ``flush_mode=async`` flushes during appends; ``sync`` flushes as soon as anything is waiting."""
-    checkpoint_interval_ms: Millis = 100
+    checkpoint_interval_ms: Annotated[Millis, Internal()] = 100
     """Maximum age of the flushed position recorded on disk."""
     warm_bytes: BytesOrZero = 16 * MIB
     """How far beyond the end of the log the segment's pages are touched in advance."""
@@ -301,9 +300,9 @@ class ConnectionLimits:
     """
     connection_idle_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
     """How long a connection without calls is kept open."""
-    handshake_ms_max: Annotated[int, Range(100, 120_000), Unit.MS] = 5_000
+    handshake_ms_max: Annotated[int, Range(100, 120_000), Unit.MS, Internal()] = 5_000
     """How long a new connection may take to complete its (TLS and) HTTP/2 handshake."""
-    header_bytes_max: Annotated[int, Range(1_024, MIB), Unit.BYTES] = 16 * 1024
+    header_bytes_max: Annotated[int, Range(1_024, MIB), Unit.BYTES, Internal()] = 16 * 1024
     """Maximum metadata size of one call."""
     call_ms_max: Annotated[int, Range(100, 3_600_000), Unit.MS] = 30_000
     """Longest call other than a stream, even if the client sets no deadline; a pull may take its wait time longer.
@@ -312,7 +311,7 @@ class ConnectionLimits:
     """
     answer_bytes_max: Annotated[int, Range(MIB, 1 << 40), Unit.BYTES] = 256 * MIB
     """Maximum bytes of answers that clients have not read yet; further log reads and pulls wait for room."""
-    ping_interval_ms_min: Annotated[int, Range(100, 3_600_000), Unit.MS] = 5_000
+    ping_interval_ms_min: Annotated[int, Range(100, 3_600_000), Unit.MS, Internal()] = 5_000
     """Clients that ping more often than this without a call are disconnected."""
 
     def problems(self) -> list[str]:
@@ -326,7 +325,7 @@ class BulkReadConfig:
 
     bulk_streams_max: Annotated[int, Range(1, 10_000)] = 16
     """Maximum concurrent bulk reads (raw chunks, block digests); others are refused, and clients retry elsewhere."""
-    bulk_stream_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS] = 600_000
+    bulk_stream_ms_max: Annotated[int, Range(1_000, 86_400_000), Unit.MS, Internal()] = 600_000
     """Longest bulk read; clients resume where it ended. The client has ``call_ms_max`` to accept each chunk."""
     # One piece of work must fit into a second, or readers that take turns would wait too long to be told apart from
     # those that get nothing.
@@ -401,7 +400,7 @@ class ServerConfig:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     client_streams_max: Positive = 1024
     """Maximum open client streams of each kind (append, follow, watch; health and reflection) on this node."""
-    client_appends: bool = True
+    client_appends: Annotated[bool, Internal()] = True
     """Whether the log service accepts appends; false in a broker, which alone writes to its log."""
     metrics_port: Port = 0
     """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""

@@ -46,7 +46,6 @@ ALIASES: Final = {
     "mappedFileSizeForEntryData": "segment_bytes",
     "mappedFileSizeForEntryIndex": "index_segment_bytes",
     "flushFileInterval": "flush_interval_ms",
-    "checkPointInterval": "checkpoint_interval_ms",
     "fileReservedHours": "retention_hours",
     "diskSpaceRatioToCheckExpired": "disk_check_ratio",
     "diskSpaceRatioToForceClean": "disk_clean_ratio",
@@ -55,9 +54,7 @@ ALIASES: Final = {
     "maxWaitAckTimeMs": "ack_timeout_ms",
     "maxPushTimeOutMs": "push_timeout_ms",
     "heartBeatTimeIntervalMs": "heartbeat_interval_ms",
-    "maxLeadershipTransferWaitIndex": "transfer_max_lag_entries",
     "leadershipTransferWaitTimeout": "transfer_timeout_ms",
-    "checkTransferLeaderInterval": "preferred_check_interval_ms",
     "metricsPromExporterPort": "metrics_port",
     "metricsPromExporterHost": "metrics_host",
 }
@@ -140,20 +137,20 @@ FAMILIES: Final = (
         brokerClusterName brokerId brokerIP1 brokerName brokerPermission brokerRole checkCRCOnRecover
         cleanResourceInterval commitCommitLogLeastPages commitCommitLogThoroughInterval
         commitIntervalCommitLog defaultQueryMaxNum defaultTopicQueueNums deleteCommitLogFilesInterval
-        deleteConsumeQueueFilesInterval diskFallRecorded diskSpaceCleanForciblyRatio
+        diskSpaceCleanForciblyRatio
         diskSpaceWarningLevelRatio enablePropertyFilter fastFailIfNoBufferInStorePool flushCommitLogLeastPages
         flushCommitLogThoroughInterval flushCommitLogTimed flushConsumeQueueLeastPages
-        flushConsumeQueueThoroughInterval flushDelayOffsetInterval flushIntervalCommitLog
+        flushConsumeQueueThoroughInterval flushIntervalCommitLog
         flushIntervalConsumeQueue haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync
-        haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize inSyncReplicas longPollingEnable
+        haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize inSyncReplicas
         mappedFileSizeConsumeQueue maxHashSlotNum maxIndexNum maxMessageSize maxMsgsNumBatch
         maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
         maxTransferCountOnMessageInMemory messageDelayLevel messageIndexEnable messageIndexSafe
         minInSyncReplicas namesrvAddr offsetCheckInSlave osPageCacheBusyTimeOutMills
-        redeleteHangedFileInterval registerBrokerTimeoutMills registerNameServerPeriod
-        rejectTransactionMessage shortPollingTimeMills slaveReadEnable slaveTimeout storePathCommitLog
+        registerBrokerTimeoutMills registerNameServerPeriod
+        rejectTransactionMessage slaveReadEnable slaveTimeout storePathCommitLog
         syncFlushTimeout timerMaxDelaySec transactionCheckInterval transactionCheckMax transactionTimeOut
-        transientStorePoolEnable transientStorePoolSize warmMapedFileEnable
+        transientStorePoolEnable transientStorePoolSize
         tls.client.certPath tls.client.keyPath tls.client.trustCertPath tls.enable tls.server.mode
         """,
     ),
@@ -235,7 +232,8 @@ FAMILIES: Final = (
         Idleness.MEANINGLESS,
         "Delayed messages are delivered in batches, and their progress is saved every second.",
         """
-        delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats maxDelayTime
+        delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats
+        flushDelayOffsetInterval maxDelayTime
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         """,
     ),
@@ -246,8 +244,8 @@ FAMILIES: Final = (
         """
         accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount
         commercialBigCount commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount
-        debugLockEnable enableDetailStat estimateAccumulation isolateLogEnable maxStatsIdleTimeInMinutes
-        printChannelGroups printChannelGroupsMinNum sampleCountThreshold sampleSteps
+        debugLockEnable diskFallRecorded enableDetailStat estimateAccumulation isolateLogEnable
+        maxStatsIdleTimeInMinutes printChannelGroups printChannelGroupsMinNum sampleCountThreshold sampleSteps
         transactionMetricFlushInterval
         """,
     ),
@@ -272,9 +270,11 @@ FAMILIES: Final = (
     _family(
         "elections are always on",
         Idleness.MEANINGLESS,
-        "Elections are always on, leadership transfer needs no wait, and a leader starts its term with a NOOP.",
+        "Elections are always on, leadership moves to a preferred member that lags by at most 1000 entries, and "
+        "a leader starts its term with a NOOP.",
         """
-        enableFastAdvanceCommitIndex enableLeaderElector maxTakeLeadershipVoteIntervalMs
+        checkTransferLeaderInterval enableFastAdvanceCommitIndex enableLeaderElector
+        maxLeadershipTransferWaitIndex maxTakeLeadershipVoteIntervalMs
         minTakeLeadershipVoteIntervalMs
         """,
     ),
@@ -312,10 +312,12 @@ FAMILIES: Final = (
     _family(
         "reads have other limits",
         Idleness.MEANINGLESS,
-        "What one response may contain is limited in messages and bytes, and only committed messages are read.",
+        "What one response may contain is limited in messages and bytes, only committed messages are read, and a pull "
+        "waits as long as it asks to (at most `pull_wait_ms_max`).",
         """
-        correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval maxConsumeQueueScan
-        maxFilterMessageSize pullBatchMaxMessageCount readUnCommitted travelCqFileNumWhenGetMessage
+        correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval longPollingEnable maxConsumeQueueScan
+        maxFilterMessageSize pullBatchMaxMessageCount readUnCommitted shortPollingTimeMills
+        travelCqFileNumWhenGetMessage
         """,
     ),
     _family(
@@ -324,16 +326,17 @@ FAMILIES: Final = (
         "Files have fixed paths below `storePathRootDir`, are checked, written and removed in one way, and "
         "every record is verified when it is read.",
         """
-        abortFile cleanSwapedMapInterval commitLogForceSwapMapInterval commitLogSwapMapInterval
-        commitLogSwapMapReserveFileNum deleteFileBatchMax destroyMapedFileInterval
+        abortFile checkPointInterval cleanSwapedMapInterval commitLogForceSwapMapInterval commitLogSwapMapInterval
+        commitLogSwapMapReserveFileNum deleteConsumeQueueFilesInterval deleteFileBatchMax destroyMapedFileInterval
         destroyMapedFileIntervalForcibly enableAcceleratedRecovery enabledAppendPropCRC
         enableLogConsumeQueueRepeatedlyBuildWhenRecover enableRunningFlagsInFlush
         flushLeastPagesWhenWarmMapedFile forceVerifyPropCRC logicalDiskSpaceCleanForciblyThreshold
         logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
         mappedFileSwapEnable maxBatchDeleteFilesNum maxChecksumRange maxRecoveryCommitlogFiles
-        putConsumeQueueDataByFileChannel putMsgIndexHightWater recheckReputOffsetFromCq rocketmqHome
+        putConsumeQueueDataByFileChannel putMsgIndexHightWater recheckReputOffsetFromCq redeleteHangedFileInterval
+        rocketmqHome
         storeCheckpoint storePathConsumeQueue storePathIndex wakeCommitWhenPutMessage
-        wakeFlushWhenPutMessage writeWithoutMmap
+        wakeFlushWhenPutMessage warmMapedFileEnable writeWithoutMmap
         """,
     ),
     _family(

@@ -60,6 +60,11 @@ class Range:
         return " ".join(filter(None, parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """Beside a field that no conf file, variable or flag sets: nobody turns it, but simulations and tests do."""
+
+
 def _number(value: object) -> float:
     """The number; NaN, which is in no range, for anything else."""
     if isinstance(value, int | float):
@@ -73,6 +78,7 @@ class FieldLimits:
 
     range: Range | None = None
     unit: Unit | None = None
+    is_setting: bool = True
 
     def complaint(self, value: object) -> str:
         """The problem with a value; empty if there is none."""
@@ -102,7 +108,7 @@ def limits_of(record: type) -> Mapping[str, FieldLimits]:
         beside: tuple[object, ...] = getattr(hint, "__metadata__", ())
         allowed = next((one for one in beside if isinstance(one, Range)), None)
         unit = next((one for one in beside if isinstance(one, Unit)), None)
-        found[name] = FieldLimits(allowed, unit)
+        found[name] = FieldLimits(allowed, unit, is_setting=not any(isinstance(one, Internal) for one in beside))
     _KNOWN[record] = found
     return found
 

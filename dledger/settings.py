@@ -153,7 +153,7 @@ def parsers_of(
     for field in fields(record):
         parse = by_type.get(hints[field.name])
         unit = limits[field.name].unit
-        if parse is not None:
+        if parse is not None and limits[field.name].is_setting:
             yield field.name, _UNIT_PARSERS.get(unit, parse) if unit is not None else parse
 
 

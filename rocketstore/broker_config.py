@@ -134,10 +134,6 @@ class BrokerConfig:
     """Maximum consumer groups with offsets."""
     offsets_max: Positive = 500_000
     """Maximum offsets (one per group and queue) of all groups together."""
-    long_polling_enable: bool = True
-    """Whether a pull waits for messages as long as it asks to (at most ``pull_wait_ms_max``)."""
-    short_polling_time_mills: Millis = 1000
-    """Longest wait of a pull if ``long_polling_enable`` is false."""
     pull_wait_ms_max: Millis = 60_000
     """Longest wait of a pull."""
     pull_bytes_max: Bytes = 4 * MIB

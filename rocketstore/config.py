@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
-from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer
+from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType, HaHandshake
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -69,8 +69,6 @@ class MessageStoreConfig:
     """Maximum body size of a message or a batch."""
     check_crc_on_recover: bool = True
     """Whether bodies in a plain log are checked against their CRCs at startup."""
-    warm_mapped_file_enable: bool = False
-    """Whether new files of a plain log are pre-written before use."""
     transient_store_pool_enable: bool = False
     """Whether puts go to memory buffers first (ASYNC_FLUSH only); a killed process loses their contents."""
     transient_store_pool_size: Positive = 5
@@ -96,10 +94,6 @@ class MessageStoreConfig:
     ``disk_space_warning_level_ratio``."""
     delete_commit_log_files_interval: AnyMillis = 100
     """Pause between removing two log files (ms)."""
-    delete_consume_queue_files_interval: AnyMillis = 100
-    """RocketMQ's pause between removing two queue files (ms)."""
-    redelete_hanged_file_interval: AnyMillis = 120_000
-    """How often RocketMQ retries removing a file held by readers (ms)."""
     message_index_enable: bool = True
     """Whether keys are indexed so that messages can be queried by key."""
     message_index_safe: bool = True
@@ -126,14 +120,10 @@ class MessageStoreConfig:
     """Maximum messages per get from further behind; in a broker, 4096."""
     access_message_in_memory_max_ratio: Percent = 40
     """Percentage of the machine's memory assumed to cache the end of the log."""
-    disk_fall_recorded: bool = True
-    """Whether RocketMQ records how far behind consumers are on disk."""
     offset_check_in_slave: bool = False
     """Whether a slave, too, corrects an offset outside a queue."""
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     """Delay levels, starting with level 1, separated by spaces."""
-    flush_delay_offset_interval: Millis = 10_000
-    """How often RocketMQ saves the progress of delayed delivery (ms)."""
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     """Role of a plain broker: ASYNC_MASTER answers puts without waiting for slaves, SYNC_MASTER once
     ``in_sync_replicas`` have them; SLAVE follows a master."""
@@ -153,10 +143,6 @@ class MessageStoreConfig:
     """A slave that lacks more than this counts as absent (SYNC_MASTER)."""
     ha_slaves_max: Positive = 16
     """Maximum connected slaves."""
-    ha_initial_transfer: HaInitialTransfer = HaInitialTransfer.FULL
-    """A slave's first log: ``full``: all that the master has; ``newest-segment``: the newest file, as in RocketMQ, so
-    that older messages have one copy only.
-    """
     ha_handshake: HaHandshake = HaHandshake.AUTO
     """Whether the other side must say who it is, and be compared: ``auto``: if it can; ``required``: it must, so
     RocketMQ's are refused; ``off``: a slave does not.

@@ -28,7 +28,7 @@ from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.role_override import overridden
 from rocketstore.setting_corrections import correct, refusals
-from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake, HaInitialTransfer
+from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
@@ -79,7 +79,6 @@ _IRREGULAR_NAMES: Final = {
     "os_page_cache_busy_timeout_mills": "osPageCacheBusyTimeOutMills",
     "cluster_name": "brokerClusterName",
     "broker_ip1": "brokerIP1",
-    "warm_mapped_file_enable": "warmMapedFileEnable",
     "metrics_port": "metricsPromExporterPort",
     "metrics_host": "metricsPromExporterHost",
     "tls_server_mode": "tls.server.mode",
@@ -113,10 +112,6 @@ def _hours_text(text: str) -> str:
     return text
 
 
-def _initial_transfer(text: str) -> HaInitialTransfer:
-    return _lower_one_of(HaInitialTransfer, text)
-
-
 def _handshake(text: str) -> HaHandshake:
     return _lower_one_of(HaHandshake, text)
 
@@ -141,7 +136,6 @@ _PARSERS: Final[dict[object, Callable[[str], object]]] = {
     Path | None: lambda text: Path(text).expanduser(),
     BrokerRole: _role,
     FlushDiskType: _flush_type,
-    HaInitialTransfer: _initial_transfer,
     HaHandshake: _handshake,
     TlsServerMode | None: _tls_server_mode,
 }
@@ -203,13 +197,6 @@ _SPOKEN_OF_AS: Final = {
     "listen_port": ("listen port",),
 }
 
-WITHOUT_EFFECT: Final = {
-    "delete_consume_queue_files_interval": "queue files are removed without a pause",
-    "redelete_hanged_file_interval": "a file is removed at once, even while it is read",
-    "disk_fall_recorded": "`dledger consumer progress` shows consumer lag",
-    "flush_delay_offset_interval": "delivery progress of delayed messages is saved every second",
-}
-"""Settings that are accepted without effect, and the reason."""
 PLAIN_ONLY: Final = frozenset(
     {
         "store_path_commit_log",
@@ -227,7 +214,6 @@ PLAIN_ONLY: Final = frozenset(
         "transient_store_pool_enable",
         "transient_store_pool_size",
         "fast_fail_if_no_buffer_in_store_pool",
-        "warm_mapped_file_enable",
         "delete_commit_log_files_interval",
     }
 )
@@ -350,9 +336,6 @@ def _warnings(config: BrokerConfig, chosen: Mapping[str, Chosen], *, replicated:
             f"{Risk.DURABILITY.upper()}: {members[0].name} ({members[0].source}) changes nothing: this broker is not "
             "replicated, because enableDLegerCommitLog is false"
         )
-    idle = [f"{one.given.name} ({WITHOUT_EFFECT[name]})" for name, one in chosen.items() if name in WITHOUT_EFFECT]
-    if idle:
-        found.append(f"settings that change nothing here: {', '.join(idle)}")
     if of_other_mode := given(PLAIN_ONLY if replicated else DLEDGER_ONLY - {"members"} - SERVE_ONLY):
         mode = "with" if replicated else "without"
         names = ", ".join(one.name for one in of_other_mode)

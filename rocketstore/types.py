@@ -88,13 +88,6 @@ class BrokerRole(StrEnum):
     SLAVE = "SLAVE"
 
 
-class HaInitialTransfer(StrEnum):
-    """The part of its master's log that a slave without one gets."""
-
-    FULL = "full"
-    NEWEST_SEGMENT = "newest-segment"
-
-
 class HaHandshake(StrEnum):
     """Whether master and slave introduce themselves, which only ours do."""
 

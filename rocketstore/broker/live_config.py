@@ -17,10 +17,8 @@ CHANGEABLE: Final = frozenset(
         "broker_permission",
         "default_topic_queue_nums",
         "enable_property_filter",
-        "long_polling_enable",
         "pull_bytes_max",
         "reject_transaction_message",
-        "short_polling_time_mills",
         "slave_read_enable",
     }
 )

@@ -293,11 +293,10 @@ class PullService:
 
     def _wish(self, pull: Pull, wanted: MessageFilter | None) -> _Wish:
         config = self._live.now
-        wait_ms_max = config.pull_wait_ms_max if config.long_polling_enable else config.short_polling_time_mills
         return _Wish(
             pull,
             wanted,
-            0 if self.waiting.closed else min(pull.wait_ms, wait_ms_max),
+            0 if self.waiting.closed else min(pull.wait_ms, config.pull_wait_ms_max),
             ReadLimits(
                 pull.max_messages or PULL_MESSAGES_DEFAULT,
                 min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),

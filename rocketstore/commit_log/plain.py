@@ -63,7 +63,6 @@ class PlainCommitLog:
             supervisor=self._supervisor,
             pool=self._pool,
             fail_fast=config.fast_fail_if_no_buffer_in_store_pool,
-            warm=config.warm_mapped_file_enable,
         )
         placement = Placement(config.commit_log_dirs, config.read_only_commit_log_dirs, self._is_full)
         self._queue = MappedFileQueue(

@@ -302,7 +302,7 @@ class HaMaster:
             raise HaProtocolError(_outside(first, log))
         if problem := self._make_room_to_follow(slave):
             raise HaProtocolError(problem)
-        return (first, first) if first else (self._begin_of_all(), 0)
+        return (first, first) if first else (self._log.min_offset, 0)
 
     async def _introduced(self, slave: _Slave) -> tuple[int, int]:
         """The same for a slave of ours. Raises ``HaProtocolError``, after having told it why."""
@@ -313,7 +313,7 @@ class HaMaster:
         slave.broker_id = words.broker_id
         slave.chunk_bytes = CHUNK_BYTES
         problem = self._problem(slave, words) or self._make_room_to_follow(slave)
-        begin = words.end or self._begin_of_all()
+        begin = words.end or self._log.min_offset
         slave.write(SlaveVerdict(begin, problem).encode(VERDICT))
         if problem:
             await slave.drain()
@@ -338,8 +338,7 @@ class HaMaster:
         if not 0 <= words.tail_bytes <= TAIL_BYTES:
             return f"it compares {words.tail_bytes} bytes of its log with the master's; it may compare {TAIL_BYTES}"
         length, crc = tail_of(log, words.end)
-        begins_here = not self._pace.full and words.end % log.segment_bytes == 0  # its first file may still be blank
-        if length and not words.tail_bytes and not begins_here:
+        if length and not words.tail_bytes:
             return f"it says that it has the log up to offset {words.end}, and does not prove it by the end of its own"
         if length and words.tail_bytes and (length, crc) != (words.tail_bytes, words.tail_crc):
             return (
@@ -361,11 +360,6 @@ class HaMaster:
             f"or followed (epoch {words.epoch}). {words.end - begin} bytes from that offset on exist only in this "
             "broker's log, and nobody reads them any more: look at what they hold, then wipe its store"
         )
-
-    def _begin_of_all(self) -> int:
-        """Where a slave without a log begins."""
-        log = self._log
-        return log.min_offset if self._pace.full else log.max_offset - log.max_offset % log.segment_bytes
 
 
 def _outside(offset: int, log: HaLog) -> str:

@@ -67,8 +67,6 @@ class HaPace:
     batch_bytes: int = 32 * 1024
     """The most of the log in one frame to a slave of RocketMQ; ours takes ``CHUNK_BYTES``."""
     slaves_max: int = 16
-    full: bool = True
-    """Whether a slave without a log gets all that the master has, or only the newest file, as in RocketMQ."""
     introduction_required: bool = False
     """Whether the other side must be one of ours, and say who it is."""
     introduces: bool = True

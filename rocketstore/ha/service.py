@@ -31,7 +31,7 @@ from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.message.message import DelayLevels
 from rocketstore.remoting.bodies.ha import NEVER, FollowerFacts, HaFacts
 from rocketstore.role_override import override_path
-from rocketstore.types import BrokerRole, HaHandshake, HaInitialTransfer
+from rocketstore.types import BrokerRole, HaHandshake
 
 _LOG: Final = logging.getLogger("rocketstore")
 WATCH_INTERVAL_S: Final = 0.1
@@ -261,7 +261,6 @@ class HaService:
             silence_s_max=store.ha_housekeeping_interval / 1000,
             batch_bytes=store.ha_transfer_batch_size,
             slaves_max=store.ha_slaves_max,
-            full=store.ha_initial_transfer is HaInitialTransfer.FULL,
             introduction_required=store.ha_handshake is HaHandshake.REQUIRED,
             introduces=store.ha_handshake is not HaHandshake.OFF,
         )

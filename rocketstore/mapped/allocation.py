@@ -40,8 +40,7 @@ class AllocationService:
     """Creates files on a background thread; before ``start`` and after ``stop``, on the caller's.
 
     With a ``pool``, files get one of its buffers when they are first used. Without a free buffer, they do without one
-    or, with ``fail_fast``, are refused. ``warm``: write zeros over each new file, so that appends find its pages in
-    memory.
+    or, with ``fail_fast``, are refused.
     """
 
     def __init__(
@@ -51,13 +50,11 @@ class AllocationService:
         supervisor: Supervisor,
         pool: TransientStorePool | None = None,
         fail_fast: bool = False,
-        warm: bool = False,
         wait_s: float = WAIT_S_MAX,
     ) -> None:
         self._fs = fs
         self._pool = pool
         self._fail_fast = fail_fast
-        self._warm = warm
         self._wait_s = wait_s
         self._condition = threading.Condition()
         self._wanted: list[_Order] = []
@@ -168,10 +165,7 @@ class AllocationService:
                 self._fs.unlink(unused.path)
 
     def _make(self, order: _Order) -> StoreFile:
-        file = create_file(self._fs, order.path, order.base, order.size)
-        if self._warm:
-            file.warm()
-        return file
+        return create_file(self._fs, order.path, order.base, order.size)
 
 
 class TransientStorePool:

@@ -236,14 +236,6 @@ class StoreFile:
         """Whether there are only zeros from ``position`` on."""
         return self._file.non_zero_end(position) == position
 
-    def warm(self) -> None:
-        """Write zeros over the whole new file, so that appends find their pages in memory. Raises ``OSError``."""
-        if isinstance(self._file, MappedFile):
-            self._file.warmed = 0
-            while self._file.warm(0, self.size):
-                pass
-            self._file.warmed = self.size
-
     def let_go(self) -> None:
         """The file leaves its queue and need not be kept open. Current readers finish."""
         if isinstance(self._file, CachedFile):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,16 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker.DockerClient]:
     """The Docker daemon that answers."""
+    client, why = None, ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Docker's library leaks the socket of a failed connection
         try:
             client = docker.from_env(timeout=REQUEST_TIMEOUT_S)
         except docker.errors.DockerException as error:
-            lacks("Docker", f"tools/with-dockerd.sh COMMAND starts a daemon: {error}")
+            why = str(error)
+        gc.collect()
+    if client is None:
+        lacks("Docker", f"tools/with-dockerd.sh COMMAND starts a daemon: {why}")
     with contextlib.closing(client):
         yield client
 

@@ -81,7 +81,7 @@ _BODIES: Final = st.one_of(
             b"[]",
             b"null",
             b"\xff",
-            b"brokerPermission=6\nlongPollingEnable=x",
+            b"brokerPermission=6\nenablePropertyFilter=x",
             SubscriptionGroupConfig("g").encode(),
             SubscriptionGroupConfig("g", retry_queue_nums=-1).encode(),
             CheckClientBody("c", "g", SubscriptionData("T", "A || ")).encode(),

@@ -70,7 +70,7 @@ def test_full_disks_refuse_appends_and_recover_without_a_restart(make_group: Cal
 
 def test_leader_with_a_full_disk_hands_over(make_group: Callable[..., Group]) -> None:
     """Only the leader's disk is full: another leads and appends go on; with space, it catches up."""
-    group = make_group(settings={**LOOK_OFTEN, "preferred_leaders": "n0", "preferred_check_interval_ms": "200"})
+    group = make_group(settings={**LOOK_OFTEN, "preferred_leaders": "n0"})
     with small_disk(group.store_dir(N0), DISK_MIB), ExitStack() as running:
         running.callback(group.hard_kill)
         group.start_all()

@@ -19,7 +19,7 @@ from dledger.setting_sources import SettingTarget
 from dledger.values import parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, SERVE_ONLY, WITHOUT_EFFECT
+from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, SERVE_ONLY
 from tools.docs_reference import commands, name_server, rocketmq_names
 from tools.docs_reference.records import Field, default_text, fields_of
 
@@ -131,20 +131,20 @@ _GROUPS: Final = (
         "Broker: retention and full disks",
         "As above, under RocketMQ's names: percent instead of ratios.",
         ("MessageStoreConfig",),
-        r"delete_.*|file_reserved.*|disk_.*|clean_.*|redelete.*",
+        r"delete_.*|file_reserved.*|disk_.*|clean_.*",
     ),
     _Group(
         "Broker: flushing",
         "When a message counts as stored. Most apply only to a plain broker; the log of a replicated one is flushed by "
         "its node, in groups, before acknowledging.",
         ("MessageStoreConfig",),
-        r"flush_(?!delay).*|commit_.*|sync_flush.*|slave_timeout|transient.*|fast_fail.*|warm.*|os_page.*",
+        r"flush_.*|commit_.*|sync_flush.*|slave_timeout|transient.*|fast_fail.*|os_page.*",
     ),
     _Group(
         "Broker: reading, queries, delay levels",
         "How much one response may contain, and what is indexed.",
         ("MessageStoreConfig",),
-        r"message_.*|max_(?!message).*|default_query.*|access_.*|offset_check.*|flush_delay.*",
+        r"message_.*|max_(?!message).*|default_query.*|access_.*|offset_check.*",
     ),
     _Group(
         "Broker: files of the message store",
@@ -239,8 +239,6 @@ def _broker_entry(field: Field) -> SettingEntry:
     if field.name in PLAIN_ONLY:
         reader = "plain"
         notes.append("A replicated broker ignores it, with a warning.")
-    if field.name in WITHOUT_EFFECT:
-        notes.append(f"**Changes nothing**: {WITHOUT_EFFECT[field.name]}.")
     return SettingEntry(field, _names(field, broker_settings.TARGETS), (reader,), tuple(notes))
 
 

@@ -83,6 +83,8 @@ def _walk(record: Any, problems: Problems, embed: Callable[[Any], Any], without:
             continue
         kind = _kind(hints[one.name])
         alone = limits_of(type(record))[one.name]
+        if not alone.is_setting:
+            continue
         limits = _limits(record, one.name, kind, problems, embed)
         if alone.range is not None:
             limits = (alone.range.text(alone.unit), *limits)

@@ -469,7 +469,7 @@ class LogService:
                                 limit.reschedule(min(now() + self._call_s, ends_at))
             except TimeoutError:
                 why = (
-                    f"the stream exceeded {bulk.bulk_stream_ms_max} ms (bulk_stream_ms_max)"
+                    f"the stream exceeded {bulk.bulk_stream_ms_max} ms"
                     if now() >= ends_at
                     else f"no data read from the log, or by the client, for {limits.call_ms_max} ms (call_ms_max)"
                 )

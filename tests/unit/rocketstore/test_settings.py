@@ -11,6 +11,7 @@ from dledger import settings as node_settings
 from dledger.config import AccessConfig, ConnectionLimits, FlushMode, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED, family_of
+from dledger.limits import limits_of
 from rocketstore import settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig
@@ -114,7 +115,6 @@ def test_settings_of_the_store_mean_the_same_in_a_dledger_broker(tmp_path: Path)
         ("brokerRole=sync_master", "broker_role", BrokerRole.SYNC_MASTER),
         ("checkCRCOnRecover=false", "check_crc_on_recover", False),
         ("osPageCacheBusyTimeOutMills=5", "os_page_cache_busy_timeout_mills", 5),
-        ("warmMapedFileEnable=true", "warm_mapped_file_enable", True),
         ("mappedFileSizeConsumeQueue=1000", "consume_queue_file_bytes", 1000),
         ("maxMessageSize=64k", "max_message_size", 65536),
         ("messageDelayLevel=1s 1d", "message_delay_level", "1s 1d"),
@@ -137,7 +137,7 @@ def test_a_line_sets_its_field_of_the_store(tmp_path: Path, line: str, name: str
         ("defaultTopicQueueNums=4", "default_topic_queue_nums", 4),
         ("brokerPermission=4", "broker_permission", 4),
         ("send_pending_bytes_max=16m", "send_pending_bytes_max", 16 * MIB),
-        ("longPollingEnable=false", "long_polling_enable", False),
+        ("enablePropertyFilter=false", "enable_property_filter", False),
         ("metricsPromExporterPort=5557", "metrics_port", 5557),
         ("metricsPromExporterHost=::1", "metrics_host", "::1"),
         ("metricsTopicsMax=5", "metrics_topics_max", 5),
@@ -160,7 +160,7 @@ def test_one_answer_may_hold_many_messages_unless_the_file_says_otherwise(tmp_pa
 def test_every_field_can_be_set_by_our_name_and_by_rocketmqs() -> None:
     """Nothing is out of reach of a flag, and every name of ours has a form as a conf file spells it."""
     records = (MessageStoreConfig, BrokerConfig, AccessConfig, ConnectionLimits, SecurityConfig)
-    names = {one.name for record in records for one in fields(record)}
+    names = {one.name for record in records for one in fields(record) if limits_of(record)[one.name].is_setting}
     names -= {"store", "dledger", "access", "limits", "security"}
 
     for name in sorted(names):

@@ -51,14 +51,14 @@ def test_options_and_assignments_are_settings(tmp_path: Path, started: list[tupl
 def test_settings_without_effect_are_warned_of(
     tmp_path: Path, started: list[tuple[BrokerConfig, bool]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By name, with the reason; the broker starts all the same."""
+    """By name, with the subject; the broker starts all the same."""
     file = tmp_path / "broker.conf"
     file.write_text("flushDelayOffsetInterval=3000\n")
 
     with caplog.at_level(logging.WARNING):
         assert run("-c", str(file)).exit_code == 0
 
-    assert "flushDelayOffsetInterval (delivery progress of delayed messages is saved every second)" in caplog.text
+    assert "settings that change nothing here: flushDelayOffsetInterval (delays need none)" in caplog.text
     assert len(started) == 1
 
 

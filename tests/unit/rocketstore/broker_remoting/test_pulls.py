@@ -132,14 +132,9 @@ def test_waiting_ends_with_the_time(client: RemotingSocket) -> None:
     assert time.monotonic() - began >= 0.05
 
 
-@pytest.mark.parametrize(
-    "config",
-    [BrokerConfig(pull_wait_ms_max=10), BrokerConfig(long_polling_enable=False, short_polling_time_mills=10)],
-    ids=["pull_wait_ms_max", "shortPollingTimeMills"],
-)
-def test_nobody_waits_longer_than_allowed(config: BrokerConfig) -> None:
-    """Whatever the client says, and shortly where long polling is off."""
-    with RemotingHarness(config) as broker, broker.dial() as client:
+def test_nobody_waits_longer_than_allowed() -> None:
+    """Whatever the client says."""
+    with RemotingHarness(BrokerConfig(pull_wait_ms_max=10)) as broker, broker.dial() as client:
         assert pull(client, wait_ms=60_000).code == AnswerCode.PULL_NOT_FOUND
 
 

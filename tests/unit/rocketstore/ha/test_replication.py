@@ -133,18 +133,16 @@ def test_a_slave_whose_flush_fails_acknowledges_nothing_more(replication: Replic
     wait_until(lambda: all(one.acknowledged < master_log.end_offset for one in master.slaves()), "not acknowledged")
 
 
-def test_a_slave_without_a_log_gets_all_or_only_the_newest_file(replication: Replication, tmp_path: Path) -> None:
-    """``haInitialTransfer``: everything, unlike in RocketMQ, unless told otherwise."""
+def test_a_slave_without_a_log_gets_all_files(replication: Replication, tmp_path: Path) -> None:
+    """RocketMQ sends only the newest one."""
     master_log = filled(tmp_path / "m", 30)
-    newest = master_log.end_offset - master_log.end_offset % FILE_BYTES
-    for full, begin in ((True, 0), (False, newest)):
-        _, address = replication.master(master_log, replace(PACE, full=full))
-        slave_log = opened(small_config(tmp_path / f"s{full}"))
-        replication.slave(slave_log, address, epoch=f"slave{full}")
-        caught_up(slave_log, master_log)
-        assert slave_log.min_offset == begin
-        assert bytes_of(slave_log) == bytes_of(master_log)[begin:]
-        slave_log.shutdown()
+    _, address = replication.master(master_log)
+    slave_log = opened(small_config(tmp_path / "s"))
+    replication.slave(slave_log, address)
+    caught_up(slave_log, master_log)
+    assert slave_log.min_offset == 0
+    assert bytes_of(slave_log) == bytes_of(master_log)
+    slave_log.shutdown()
     master_log.shutdown()
 
 
@@ -396,16 +394,6 @@ def test_a_slave_that_connects_twice_is_one_copy(replication: Replication, tmp_p
         wait_until(lambda: answers == [PutMessageStatus.PUT_OK], "two brokers have it")
         before.close()
         assert waits.in_sync == 2
-    master_log.shutdown()
-
-
-def test_an_empty_slave_has_nothing_of_the_files_before_its_first(replication: Replication, tmp_path: Path) -> None:
-    """``haInitialTransfer`` of the last file: puts that wait for what is before it have no copy there."""
-    master_log = filled(tmp_path / "m", 30)
-    master, address = replication.master(master_log, replace(PACE, full=False))
-    with connected(address) as link:
-        assert introduced(link, 1).begin > 0
-        assert [one.acknowledged for one in master.slaves()] == [0]
     master_log.shutdown()
 
 
@@ -757,10 +745,10 @@ def test_a_silent_master_is_given_up(replication: Replication, tmp_path: Path) -
     slave_log.shutdown()
 
 
-def test_a_slave_whose_first_file_is_still_blank_begins_there(replication: Replication, tmp_path: Path) -> None:
-    """It was killed after it had made the file, before anything was in it: it has nothing to prove, and counts for
-    nothing before that.
-    """
+def test_a_slave_with_a_blank_file_that_is_not_the_masters_first_is_refused(
+    replication: Replication, tmp_path: Path
+) -> None:
+    """It has nothing to prove what it says it has."""
     master_log = filled(tmp_path / "m", 30)
     begin = master_log.end_offset - master_log.end_offset % FILE_BYTES
     assert begin > master_log.min_offset
@@ -770,10 +758,6 @@ def test_a_slave_whose_first_file_is_still_blank_begins_there(replication: Repli
     slave_log = opened(config)
     assert slave_log.end_offset == begin
     with connected(replication.master(master_log)[1]) as link:
-        assert introduced(link, 2, end=begin).refusal, "it would begin with the whole log"
-    master, address = replication.master(master_log, replace(PACE, full=False))
-    with connected(address) as link:
-        assert introduced(link, 2, end=begin).refusal == ""
-        assert [one.acknowledged for one in master.slaves()] == [0]
-    replication.slave(slave_log, address, replace(PACE, full=False))
-    caught_up(slave_log, master_log)
+        assert introduced(link, 2, end=begin).refusal
+    slave_log.shutdown()
+    master_log.shutdown()

@@ -30,7 +30,7 @@ class Setup:
         self.fs = FailingFs()
         self.fatal: list[BaseException] = []
         self.service = AllocationService(
-            self.fs, supervisor=Supervisor(self.fatal.append), pool=pool, fail_fast=fail_fast, warm=True, wait_s=0.3
+            self.fs, supervisor=Supervisor(self.fatal.append), pool=pool, fail_fast=fail_fast, wait_s=0.3
         )
 
     def create(self, number: int) -> StoreFile:

@@ -238,17 +238,6 @@ def test_a_sparse_file_takes_hardly_any_room(tmp_path: Path) -> None:
     assert file.is_blank()
 
 
-def test_a_warmed_file_is_blank_and_can_be_appended_to(tmp_path: Path) -> None:
-    """Zeros were written, and do not count."""
-    file = new_file(tmp_path)
-
-    file.warm()
-    file.append(b"x")
-
-    assert file.read(0, 1) == b"x"
-    assert file.is_blank(1)
-
-
 def test_a_file_in_a_read_only_directory_is_not_written(tmp_path: Path) -> None:
     """Cutting it only moves its end."""
     path = tmp_path / "old"
