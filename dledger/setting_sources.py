@@ -1,6 +1,7 @@
 """Reads settings by name from flags, the environment and a properties file, for any set of settings.
 
-A ``Vocabulary`` defines the names and how their texts are read; ``read`` takes the sources from the weakest to the
+The text of a setting is read by the type of its field, and by the unit beside it (``parsers_of``). A ``Vocabulary``
+defines the names and how their texts are read; ``read`` takes the sources from the weakest to the
 strongest and keeps, per setting, the last good value and its source. All problems are collected, none raised.
 ``notices`` are about settings that were read and change nothing: alarms first, then a line per subject.
 """
@@ -10,14 +11,18 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from dledger import properties
 from dledger.errors import ConfigError
 from dledger.java_names import ALARMS, SWITCHED_OFF, Idleness, Risk, family_of
+from dledger.limits import Unit, limits_of
+from dledger.values import parse_boolean, parse_integer, parse_millis, parse_number, parse_size
 
 _NAMES_MAX: Final = 8
 """Names in one line; the debug log has all of them."""
@@ -115,6 +120,60 @@ class Chosen:
 
     value: object
     given: Given
+
+
+def parsers_of(
+    record: type, by_type: Mapping[object, Callable[[str], object]] | None = None
+) -> Iterator[tuple[str, Callable[[str], object]]]:
+    """Every setting of a record, with the parser of its text: by its unit, or else by its type.
+
+    ``by_type`` precedes the parsers here, and adds to them; fields of further types are no settings.
+    """
+    known = {**_TYPE_PARSERS, **(by_type or {})}
+    hints, limits = get_type_hints(record), limits_of(record)
+    for one in fields(record):
+        unit, hint = limits[one.name].unit, hints[one.name]
+        parse = known.get(hint) or _word_parser(hint)
+        if parse is not None and limits[one.name].is_setting:
+            yield one.name, _UNIT_PARSERS.get(unit, parse) if unit is not None else parse
+
+
+def _word_parser(hint: object) -> Callable[[str], object] | None:
+    """For an enumeration of words, also an optional one."""
+    kinds = [one for one in (*get_args(hint), hint) if isinstance(one, type) and issubclass(one, StrEnum)]
+    return partial(parse_word, kinds[0]) if kinds else None
+
+
+def parse_word(kind: type[_Word], text: str) -> _Word:
+    """The member of this value, in any case. Raises ``ValueError``."""
+    for one in kind:
+        if one.value.lower() == text.lower():
+            return one
+    raise ValueError(f"invalid value {text!r}: use one of {', '.join(kind)}")
+
+
+_Word = TypeVar("_Word", bound=StrEnum)
+_TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
+    int: parse_integer,
+    int | None: parse_integer,
+    float: parse_number,
+    bool: parse_boolean,
+    str: str,
+    Path: lambda text: Path(text).expanduser(),
+    Path | None: lambda text: Path(text).expanduser(),
+}
+_UNIT_PARSERS: Final[dict[Unit, Callable[[str], object]]] = {Unit.BYTES: parse_size, Unit.MS: parse_millis}
+
+
+def values_of(record: type, chosen: Mapping[str, Chosen]) -> dict[str, Any]:  # Any: each is its own field's
+    """The chosen values of a record's fields, by name."""
+    return {one.name: chosen[one.name].value for one in fields(record) if one.name in chosen}
+
+
+def camel_case(name: str) -> str:
+    """A setting's name in RocketMQ's spelling."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
 
 
 class Vocabulary:

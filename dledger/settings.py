@@ -7,10 +7,10 @@ The file is a Java properties file like that of RocketMQ brokers. A setting can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from dledger import setting_sources
 from dledger.config import (
@@ -30,10 +30,9 @@ from dledger.config import (
 )
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
-from dledger.limits import Unit, limits_of
-from dledger.setting_sources import Chosen, SettingTarget, Vocabulary, alarms_first, notices
+from dledger.setting_sources import Chosen, SettingTarget, Vocabulary, alarms_first, notices, parsers_of
 from dledger.types import NodeId
-from dledger.values import parse_boolean, parse_integer, parse_millis, parse_number, parse_percentage, parse_size, split
+from dledger.values import parse_boolean, parse_integer, parse_percentage, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +113,7 @@ def _plain_log_switch(text: str) -> bool:
 
 
 _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
-    int: parse_integer,
-    int | None: parse_integer,
-    float: parse_number,
-    bool: parse_boolean,
-    str: str,
     NodeId: str,
-    bytes: str.encode,
-    Path: Path,
-    Path | None: lambda text: Path(text).expanduser(),
     FlushMode: parse_flush_mode,
     ClientAuth: parse_client_auth,
     tuple[int, ...]: parse_hours,
@@ -130,8 +121,6 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     tuple[NodeId, ...]: _node_ids,
     tuple[Member, ...]: _members,
 }
-
-_UNIT_PARSERS: Final[dict[Unit, Callable[[str], object]]] = {Unit.BYTES: parse_size, Unit.MS: parse_millis}
 
 _SECTIONS: Final[dict[str, type]] = {
     "election": ElectionConfig,
@@ -143,18 +132,6 @@ _SECTIONS: Final[dict[str, type]] = {
     "bulk": BulkReadConfig,
     "snapshots": SnapshotConfig,
 }
-
-
-def parsers_of(
-    record: type, by_type: Mapping[object, Callable[[str], object]]
-) -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Every field of a record that has a parser, by its unit or else by its type."""
-    hints, limits = get_type_hints(record), limits_of(record)
-    for field in fields(record):
-        parse = by_type.get(hints[field.name])
-        unit = limits[field.name].unit
-        if parse is not None and limits[field.name].is_setting:
-            yield field.name, _UNIT_PARSERS.get(unit, parse) if unit is not None else parse
 
 
 def _own_targets() -> dict[str, SettingTarget]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, Consumer, Message, NotFoundError, Producer, TopicInfo
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 
 parser = ArgumentParser()
 parser.add_argument("directory", type=Path, help="where the brokers store")

@@ -9,26 +9,34 @@ opened but the role of a promoted slave (``rocketstore.role_override``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import ConfigError
-from dledger.java_names import UNUSED, Risk
+from dledger.java_names import SWITCHED_OFF, UNUSED, Risk
 from dledger.limits import limits_of
-from dledger.setting_sources import Chosen, Given, SettingTarget, Vocabulary, alarms_first, notices, places
-from dledger.types import TlsServerMode
-from dledger.values import parse_boolean, parse_integer
+from dledger.setting_sources import (
+    Chosen,
+    Given,
+    SettingTarget,
+    Vocabulary,
+    alarms_first,
+    camel_case,
+    notices,
+    parse_word,
+    parsers_of,
+    places,
+    values_of,
+)
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.role_override import overridden
-from rocketstore.setting_corrections import correct, refusals
-from rocketstore.types import BrokerRole, FlushDiskType, HaHandshake
+from rocketstore.types import BrokerRole, FlushDiskType
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
@@ -51,8 +59,8 @@ def load_broker_settings(
     problems, chosen = readings.problems, readings.chosen
     replicated = _is_replicated(chosen, problems)
     if not replicated:
-        problems += refusals(readings.unused)
-    corrections = [*readings.corrections, *correct(chosen)]
+        problems += _refusals(readings.unused)
+    corrections = [*readings.corrections, *_correct(chosen)]
     config = _build(chosen, replicated=replicated)
     if "namesrv_addr" not in chosen:
         config = replace(config, namesrv_addr=environ.get(_NAME_SERVERS_VARIABLE, ""))
@@ -87,23 +95,11 @@ _IRREGULAR_NAMES: Final = {
     "namesrv_tls_cert_path": "tls.client.certPath",
     "namesrv_tls_key_path": "tls.client.keyPath",
 }
-_Word = TypeVar("_Word", bound=StrEnum)
-
-
-def _role(text: str) -> BrokerRole:
-    return _one_of(BrokerRole, text)
 
 
 def _flush_type(text: str) -> FlushDiskType:
     short = {"SYNC": "SYNC_FLUSH", "ASYNC": "ASYNC_FLUSH"}  # as in `dledger serve`
-    return _one_of(FlushDiskType, short.get(text.upper(), text))
-
-
-def _one_of(kind: type[_Word], text: str) -> _Word:
-    try:
-        return kind(text.upper())
-    except ValueError:
-        raise ValueError(f"invalid value {text!r}: use one of {', '.join(kind)}") from None
+    return parse_word(FlushDiskType, short.get(text.upper(), text))
 
 
 def _hours_text(text: str) -> str:
@@ -112,46 +108,12 @@ def _hours_text(text: str) -> str:
     return text
 
 
-def _handshake(text: str) -> HaHandshake:
-    return _lower_one_of(HaHandshake, text)
-
-
-def _tls_server_mode(text: str) -> TlsServerMode:
-    return _lower_one_of(TlsServerMode, text)
-
-
-def _lower_one_of(kind: type[_Word], text: str) -> _Word:
-    try:
-        return kind(text.lower())
-    except ValueError:
-        raise ValueError(f"invalid value {text!r}: use one of {', '.join(kind)}") from None
-
-
-_PARSERS: Final[dict[object, Callable[[str], object]]] = {
-    int: parse_integer,
-    int | None: parse_integer,
-    bool: parse_boolean,
-    str: str,
-    Path: lambda text: Path(text).expanduser(),
-    Path | None: lambda text: Path(text).expanduser(),
-    BrokerRole: _role,
-    FlushDiskType: _flush_type,
-    HaHandshake: _handshake,
-    TlsServerMode | None: _tls_server_mode,
-}
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
 def _targets_of(record: type) -> dict[str, SettingTarget]:
     targets: dict[str, SettingTarget] = {}
-    for name, parse in dledger_settings.parsers_of(record, _PARSERS):
+    for name, parse in parsers_of(record, {FlushDiskType: _flush_type}):
         target = SettingTarget(name, _hours_text if name == "delete_when" else parse)
         targets[name] = target
-        targets[_IRREGULAR_NAMES.get(name, _camel(name))] = target
+        targets[_IRREGULAR_NAMES.get(name, camel_case(name))] = target
     return targets
 
 
@@ -239,7 +201,7 @@ def properties_of(config: BrokerConfig) -> dict[str, str]:
             if isinstance(value, bool):
                 value = str(value).lower()
             if isinstance(value, str | int | Path):
-                found[_IRREGULAR_NAMES.get(one.name, _camel(one.name))] = str(value)
+                found[_IRREGULAR_NAMES.get(one.name, camel_case(one.name))] = str(value)
     return dict(sorted(found.items()))
 
 
@@ -264,17 +226,14 @@ def _is_replicated(chosen: Mapping[str, Chosen], problems: list[str]) -> bool:
 
 
 def _build(chosen: Mapping[str, Chosen], *, replicated: bool) -> BrokerConfig:
-    def some(record: type) -> dict[str, Any]:  # Any: each value was parsed by its own field's parser
-        return {one.name: chosen[one.name].value for one in fields(record) if one.name in chosen}
-
-    store = MessageStoreConfig(**GET_LIMITS | some(MessageStoreConfig))
+    store = MessageStoreConfig(**GET_LIMITS | values_of(MessageStoreConfig, chosen))
     config = BrokerConfig(
-        **some(BrokerConfig)
+        **values_of(BrokerConfig, chosen)
         | {
             "store": store,
-            "access": AccessConfig(**some(AccessConfig)),
-            "security": SecurityConfig(**some(SecurityConfig)),
-            "limits": ConnectionLimits(**some(ConnectionLimits)),
+            "access": AccessConfig(**values_of(AccessConfig, chosen)),
+            "security": SecurityConfig(**values_of(SecurityConfig, chosen)),
+            "limits": ConnectionLimits(**values_of(ConnectionLimits, chosen)),
         }
     )
     if replicated:
@@ -349,3 +308,76 @@ def _warnings(config: BrokerConfig, chosen: Mapping[str, Chosen], *, replicated:
     if number is not None and number.value != config.broker_id:
         found.append(f"{number.given.name} ({number.given.source}): a master has 0; set brokerRole=SLAVE for a slave")
     return tuple(found)
+
+
+# --- corrections: as RocketMQ makes them, but aloud ------------------------------------------------------------------
+
+_CHECK: Final = "disk_max_used_space_ratio"
+_CLEAN: Final = "disk_space_clean_forcibly_ratio"
+_FULL: Final = "disk_space_warning_level_ratio"
+_FORCED: Final = "clean_file_forcibly_enable"
+
+_LIMITED: Final = {
+    _CHECK: (10, 95, 10, 95),
+    _CLEAN: (1, 100, 30, 85),
+    _FULL: (1, 100, 35, 90),
+    "register_name_server_period": (10_000, 60_000, 10_000, 60_000),
+}
+"""Lowest and highest value here, and RocketMQ's, which replace what lies outside."""
+
+_REFUSED: Final = {
+    "enableControllerMode": (
+        "RocketMQ 5's controller, which chooses between master and slave, is not supported. For automatic failover "
+        "remove it with controllerAddr, brokerId and brokerRole, and set enableDLegerCommitLog=true, dLegerGroup, "
+        "dLegerPeers and dLegerSelfId; for a fixed role remove it and set brokerRole and brokerId"
+    ),
+    "brokerConfigPaths": (
+        "the file describes a container of brokers, which are not supported: run `dledger broker -c FILE` for each file"
+    ),
+}
+"""Settings of plain brokers without which a broker would be another one than its file describes."""
+
+
+def _refusals(unused: Iterable[Given]) -> list[str]:
+    """Problems with settings that a broker cannot start without."""
+    return [
+        f"{one.source}: {one.name}={one.text.strip()}: {_REFUSED[one.name]}"
+        for one in unused
+        if one.name in _REFUSED and one.text.strip().lower() not in SWITCHED_OFF
+    ]
+
+
+def _correct(chosen: dict[str, Chosen]) -> list[str]:
+    """Replace values that RocketMQ replaces as well; returns a sentence about each."""
+    told: list[str] = []
+    for setting, (low, high, to_low, to_high) in _LIMITED.items():
+        one = chosen.get(setting)
+        if one is not None and isinstance(one.value, int) and not low <= one.value <= high:
+            told.append(_replace(chosen, setting, one, to_low if one.value < low else to_high, "RocketMQ's limit"))
+    if _CLEAN in chosen and _FORCED not in chosen:
+        given = chosen[_CLEAN].given
+        told.append(
+            f"{given.name}={given.text} ({given.source}) removes nothing without cleanFileForciblyEnable=true: only "
+            "expired files are removed, and a full disk refuses messages"
+        )
+    defaults = MessageStoreConfig()
+    check, clean, full = (_number(chosen, setting, getattr(defaults, setting)) for setting in (_CHECK, _CLEAN, _FULL))
+    if clean > full:
+        one = chosen.get(_CLEAN) or chosen[_FULL]
+        told.append(_replace(chosen, _CLEAN, one, full, "above which messages are refused"))
+        clean = full
+    if _CHECK in chosen and check > clean:
+        told.append(_replace(chosen, _CHECK, chosen[_CHECK], clean, "the limit that diskSpaceCleanForciblyRatio sets"))
+    return told
+
+
+def _number(chosen: Mapping[str, Chosen], setting: str, default: int) -> int:
+    value = chosen[setting].value if setting in chosen else default
+    return value if isinstance(value, int) else default
+
+
+def _replace(chosen: dict[str, Chosen], setting: str, one: Chosen, value: int, why: str) -> str:
+    given = one.given
+    subject = "" if chosen.get(setting) is one else f": {setting}"
+    chosen[setting] = replace(one, value=value)
+    return f"{given.name}={given.text} ({given.source}){subject} counts as {value}, {why}"

@@ -23,8 +23,8 @@ from benchmarks.registry import Scenario, load
 from benchmarks.targets import APACHE_GATEWAY, BARE_GRPC
 from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ClientError, GroupInfo, TopicInfo
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 
 SEND: Final = "gateway_send"
 POP: Final = "gateway_pop"

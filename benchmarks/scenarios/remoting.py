@@ -17,8 +17,8 @@ from benchmarks.registry import Scenario, load
 from benchmarks.targets import JAVA_BROKERS
 from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.client import Admin, ClientError
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 
 SENDS: Final[Mapping[str, tuple[str, int]]] = {
     "remoting_send_one": ("threads", 1),

@@ -28,8 +28,8 @@ from dledger_cli.local.group import HOST, free_ports
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 from rocketstore.remoting.codes import RequestCode
 
 REPLICATION: Final = "ha_replication"

@@ -13,8 +13,8 @@ import click
 from dledger_cli import process
 
 if TYPE_CHECKING:
-    from rocketstore.nameserver.config import NameServerConfig
     from rocketstore.nameserver.server import NameServer
+    from rocketstore.nameserver.settings import NameServerConfig
 
 
 @click.command(

@@ -23,9 +23,8 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler, Handlers, RemotingServer
 from dledger.values import parse_address, parse_boolean
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
-from rocketstore.nameserver.settings import shown
+from rocketstore.nameserver.settings import NameServerConfig, shown
 from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
 from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData

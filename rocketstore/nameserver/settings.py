@@ -1,58 +1,122 @@
-"""Loads a name server's configuration: flags, then the environment, then a conf file, then the defaults.
+"""Every setting of a name server, its default and its limits; and loads them.
 
-The file is RocketMQ's ``namesrv.conf``. A setting is accepted under RocketMQ's name (``kvConfigPath``) and under ours
-(``kv_config_path``); in the environment as ``DLEDGER_<NAME>``.
+Flags precede the environment, that a conf file, and that the defaults. The file is RocketMQ's ``namesrv.conf``. A
+setting is accepted under RocketMQ's name (``kvConfigPath``) and under ours (``kv_config_path``); in the environment as
+``DLEDGER_<NAME>``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
+from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.setting_sources import SettingTarget, Vocabulary, alarms_first, notices
+from dledger.limits import Port, Range, Unit, out_of_range
+from dledger.setting_sources import SettingTarget, Vocabulary, alarms_first, camel_case, notices, parsers_of, values_of
 from dledger.types import TlsServerMode
-from dledger.values import parse_boolean, parse_integer
-from rocketstore.nameserver.config import NameServerConfig
+from dledger.values import MIB
+from rocketstore.nameserver.tables import TableLimits
+
+_Count = Annotated[int, Range(1, 10_000_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerConfig:
+    """Everything one name server needs to run."""
+
+    listen_port: Port = 9876
+    """Port for brokers, clients and administrators; 0: any free one."""
+    listen_host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 or :: for all. Other machines need TLS or ``insecure``."""
+    kv_config_path: Path = field(default_factory=lambda: Path("~/namesrv/kvConfig.json").expanduser())
+    """File with the values set by administrators (``updateKvConfig``, ``updateOrderConf``); made with the first one."""
+    order_message_enable: bool = False
+    """Whether routes of ordered topics contain the queues set by ``updateOrderConf``."""
+    allowed_brokers: str = ""
+    """Addresses from which brokers may register, such as ``10.0.0.0/24,10.1.*.*``; empty: all."""
+    allowed_admins: str = ""
+    """Addresses from which values, permissions, topics and settings may be changed; empty: all."""
+    brokers_max: _Count = 4096
+    """Maximum broker names; a group has one."""
+    addresses_max: _Count = 16_384
+    """Maximum addresses of brokers."""
+    topics_max: _Count = 131_072
+    """Maximum topics."""
+    places_max: _Count = 1_000_000
+    """Maximum pairs of a topic and a broker's name."""
+    host_share_percent: Annotated[int, Range(1, 100)] = 50
+    """How much of each of these limits the brokers that register from one address may take (%)."""
+    kv_entries_max: _Count = 10_000
+    """Maximum values set by administrators."""
+    kv_bytes_max: Annotated[int, Range(1024, 8 * MIB), Unit.BYTES] = 4 * MIB
+    """Maximum size of the file with these values."""
+    connections_max: Annotated[int, Range(1, 1_000_000)] = 16_384
+    """Maximum connections; further ones are closed."""
+    host_connections_max: Annotated[int, Range(1, 1_000_000)] = 4096
+    """Maximum connections from one address; further ones are closed."""
+    receive_bytes_max: Annotated[int, Range(32 * MIB, 1 << 40), Unit.BYTES] = 256 * MIB
+    """Maximum bytes of incomplete and unanswered requests."""
+    host_receive_bytes_max: Annotated[int, Range(32 * MIB, 1 << 40), Unit.BYTES] = 64 * MIB
+    """The same for all connections from one address."""
+    tls_server_mode: TlsServerMode | None = None
+    """Whether clients use TLS if certificates are set: ``enforcing`` (required; the default), ``permissive``
+    (optional), ``disabled`` (never).
+    """
+    metrics_port: Port = 0
+    """Port that serves ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address to serve metrics at: read-only, unencrypted, and open to anyone who can connect."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+
+    @property
+    def table_limits(self) -> TableLimits:
+        """The limits for registrations."""
+        return TableLimits(
+            self.brokers_max, self.addresses_max, self.topics_max, self.places_max, self.host_share_percent
+        )
+
+    @property
+    def brokers(self) -> tuple[AddressPattern, ...]:
+        """The addresses from which brokers may register; empty: all."""
+        return parse_patterns(self.allowed_brokers)
+
+    @property
+    def admins(self) -> tuple[AddressPattern, ...]:
+        """The addresses from which changes are allowed; empty: all."""
+        return parse_patterns(self.allowed_admins)
+
+    def problems(self) -> list[str]:
+        """All problems of this configuration, as sentences; empty if it is valid."""
+        found = out_of_range(self) + self.security.problems([self.listen_host])
+        if self.tls_server_mode is TlsServerMode.ENFORCING and not self.security.has_tls:
+            found.append("tls_server_mode=enforcing requires a certificate: also set tls_cert_path and the others")
+        for name in ("allowed_brokers", "allowed_admins"):
+            try:
+                parse_patterns(getattr(self, name))
+            except ValueError as error:
+                found.append(f"{name}: {error}")
+        return found
+
 
 OF_THE_IMAGE: Final = frozenset({"store_path_root_dir"})
 """Set in the container image, for brokers."""
 
 
-def _tls_server_mode(text: str) -> TlsServerMode:
-    try:
-        return TlsServerMode(text.lower())
-    except ValueError:
-        raise ValueError(f"invalid value {text!r}: use one of {', '.join(TlsServerMode)}") from None
-
-
-_PARSERS: Final[dict[object, Callable[[str], object]]] = {
-    int: parse_integer,
-    bool: parse_boolean,
-    str: str,
-    Path: Path,
-    TlsServerMode | None: _tls_server_mode,
-}
 _SECURITY: Final = frozenset(one.name for one in fields(SecurityConfig))
 
 
-def camel(name: str) -> str:
-    """A setting's name in RocketMQ's spelling."""
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
 def _targets() -> dict[str, SettingTarget]:
-    own = {name: SettingTarget(name, parse) for name, parse in dledger_settings.parsers_of(NameServerConfig, _PARSERS)}
+    own = {name: SettingTarget(name, parse) for name, parse in parsers_of(NameServerConfig)}
     return {
         **own,
-        **{camel(name): target for name, target in own.items()},
+        **{camel_case(name): target for name, target in own.items()},
         "bindAddress": own["listen_host"],
         "bind_host": own["listen_host"],
         "tls.server.mode": own["tls_server_mode"],
@@ -80,11 +144,10 @@ def load_name_server_settings(
     if readings.problems:
         raise ConfigError(readings.problems)
 
-    def some(record: type) -> dict[str, Any]:  # Any: each value was read by the parser of its own field
-        return {one.name: readings.chosen[one.name].value for one in fields(record) if one.name in readings.chosen}
-
-    config = NameServerConfig(**some(NameServerConfig), security=SecurityConfig(**some(SecurityConfig)))
-    config = replace(config, kv_config_path=config.kv_config_path.expanduser())
+    config = NameServerConfig(
+        **values_of(NameServerConfig, readings.chosen),
+        security=SecurityConfig(**values_of(SecurityConfig, readings.chosen)),
+    )
     problems = [setting_sources.with_sources(one, readings.chosen, {}) for one in config.problems()]
     if problems:
         raise ConfigError(problems)
@@ -97,4 +160,4 @@ def shown(config: NameServerConfig) -> Iterator[tuple[str, str]]:
     for one in fields(NameServerConfig):
         if one.name != "security":
             value = getattr(config, one.name)
-            yield camel(one.name), str(value).lower() if isinstance(value, bool) else str(value)
+            yield camel_case(one.name), str(value).lower() if isinstance(value, bool) else str(value)

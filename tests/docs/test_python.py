@@ -18,8 +18,8 @@ import rocketstore.client
 from dledger.values import MIB
 from dledger_cli.cli import main
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, lines, table_below
 from tests.support.waiting import wait_until

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dledger.limits import Unit
-from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.nameserver.settings import TARGETS
+from rocketstore.nameserver.settings import TARGETS, NameServerConfig
 from tools.docs_reference.records import Field, default_text, fields_of
 
 TITLE: Final = "Name server"

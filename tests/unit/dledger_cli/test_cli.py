@@ -641,13 +641,13 @@ def test_serve_joins_flags_file_and_environment(
         "--repair",
     ]
 
-    shown = run("serve", *words, "--set", "segment_bytes=64k", "--set", "noop_body=a=b")
+    shown = run("serve", *words, "--set", "segment_bytes=64k", "--set", "cluster_id=a=b")
 
     assert shown.exit_code == 0
     ((config, repair),) = served
     assert (config.group, config.node_id, config.client_port, repair) == ("flag", "n1", 0, True)
     assert (config.store.base_dir, config.store.flush_mode) == (Path("/data"), FlushMode.ASYNC)
-    assert (config.store.segment_bytes, config.replication.noop_body) == (65536, b"a=b")
+    assert (config.store.segment_bytes, config.cluster_id) == (65536, "a=b")
 
 
 def test_serve_names_all_wrong_settings_and_exits_with_2(

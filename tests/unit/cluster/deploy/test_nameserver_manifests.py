@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from cluster.image import DEPLOY, PROJECT
-from rocketstore.nameserver.config import NameServerConfig
-from rocketstore.nameserver.settings import load_name_server_settings
+from rocketstore.nameserver.settings import NameServerConfig, load_name_server_settings
 
 Manifest = dict[str, Any]  # Any: YAML
 IMAGE_SETS = {

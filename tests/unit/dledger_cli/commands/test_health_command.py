@@ -15,7 +15,7 @@ from dledger_cli.certs import make_authority, make_node
 from dledger_cli.cli import main
 from dledger_cli.commands.health import own_servers
 from dledger_cli.local.group import free_ports
-from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.settings import NameServerConfig
 from rocketstore.remoting.codes import RequestCode
 from tests.support.fake_group import fake_group
 from tests.support.scripted_server import silence

@@ -15,7 +15,7 @@ from dledger.config import ClientAuth
 from dledger.types import TlsServerMode
 from dledger_cli import cli
 from dledger_cli.commands import nameserver as nameserver_module
-from rocketstore.nameserver.config import NameServerConfig
+from rocketstore.nameserver.settings import NameServerConfig
 from tests.unit.rocketstore.nameserver.wire import Caller
 
 TIMEOUT_S = 60

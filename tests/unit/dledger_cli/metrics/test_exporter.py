@@ -31,8 +31,8 @@ from rocketstore.brokers_server import BrokersServer
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode

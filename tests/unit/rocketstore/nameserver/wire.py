@@ -12,8 +12,8 @@ from typing import Any
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import LENGTH_BYTES, Frame, cut, encode
 from dledger.values import parse_address
-from rocketstore.nameserver.config import NameServerConfig
 from rocketstore.nameserver.server import NameServer
+from rocketstore.nameserver.settings import NameServerConfig
 from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RegisterBrokerHeader, write_header
