@@ -5,9 +5,11 @@ Reading (list, stat, map, pread) is not part of it, because it cannot lose data.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +69,14 @@ class FileSystem:
         """Make a file's data durable (``fdatasync``)."""
         os.fdatasync(fd)
 
+    def sync_all(self, fd: int) -> None:
+        """Make everything on the file system of an open file durable (``syncfs``): many files cost no more than one.
+
+        It also fails if another program's file could not be written since ``fd`` was opened, and where failures are not
+        reported: on older kernels, and on kinds of file systems that we do not know. Then sync each file.
+        """
+        _syncfs(fd)
+
     def begin_sync(self, fd: int, offset: int, length: int) -> None:
         """Have the disk begin to write what was written there, without waiting; ``sync`` makes it durable."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)  # which writes what is dirty, and keeps it
@@ -114,6 +124,26 @@ class FileSystem:
     def device(self, path: Path) -> int:
         """The file system of the path: nothing can be renamed from one to another."""
         return path.stat().st_dev
+
+
+_REPORTING_FILE_SYSTEMS: Final = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994})
+"""ext4, XFS, Btrfs, tmpfs (``statfs(2)``). Layers above others, like overlayfs, may not pass errors on."""
+_SYNCFS_KERNEL_MIN: Final = (5, 8)
+"""Earlier ones report no failed writes of data."""
+_STATFS_BYTES: Final = 256
+
+
+def _syncfs(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    if libc.fstatfs(fd, found) or ctypes.c_long.from_buffer(found).value not in _REPORTING_FILE_SYSTEMS:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    if release < _SYNCFS_KERNEL_MIN:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _is_read_by_group(directory: Path) -> bool:

@@ -21,8 +21,9 @@ from dledger.store.mmap_file import Placement, UnreadableError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender, StoredStretch
 from rocketstore.commit_log.flush import CommitLogFlusher, FlushDone
+from rocketstore.commit_log.log_end import LOG_END_FILE, read_log_end, write_log_end
 from rocketstore.commit_log.port import NUMBERING_BYTES_MAX, NumberingEncoder, PutDone, SequenceDone, numbering_messages
-from rocketstore.commit_log.recovery import HeadsSink, PlainRecoveryReport, Recovery
+from rocketstore.commit_log.recovery import CLEAN_FILES, HeadsSink, PlainRecoveryReport, Recovery
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService, TransientStorePool, check_sizes
 from rocketstore.mapped.queue import MappedFileQueue, OnForced, untold
@@ -88,6 +89,7 @@ class PlainCommitLog:
         self._wait_for_slaves: Callable[[int, FlushDone], None] | None = None
         self._sealed_end: int | None = None
         """The end, of a log that nothing is appended to any more."""
+        self._end_path = config.config_dir / LOG_END_FILE
         self.recovery_report: PlainRecoveryReport | None = None
         """The result of ``load``."""
 
@@ -178,10 +180,11 @@ class PlainCommitLog:
     ) -> None:
         """Open the files and recover the log.
 
-        After a clean stop, the last three files are read. After a crash, reading starts at the newest file whose first
-        message was stored at or before ``from_timestamp_ms``; without it, all files are read. ``on_heads`` receives
-        every record read, in order. Everything before ``durable_offset`` is known to have been durable, which
-        distinguishes a torn end from damage. Raises ``CorruptLogError``, ``DiskError``, ``ConfigError``.
+        After a clean stop, nothing is read if the log is as that stop left it, otherwise the last three files. After a
+        crash, reading starts at the newest file whose first message was stored at or before ``from_timestamp_ms``;
+        without it, all files are read. ``on_heads`` receives every record read, in order. Everything before
+        ``durable_offset`` is known to have been durable, which distinguishes a torn end from damage. Raises
+        ``CorruptLogError``, ``DiskError``, ``ConfigError``.
         """
         writable = set(self._config.commit_log_dirs) - set(self._config.read_only_commit_log_dirs)
         missing = [path for path in self._config.read_only_commit_log_dirs if not path.is_dir()]
@@ -195,22 +198,33 @@ class PlainCommitLog:
                 make_dirs_durably(self._fs, path)
                 keep_private(path)
             self._queue.load()
-            recovery = Recovery(
-                self._queue, check_crc=self._config.check_crc_on_recover, delay_levels=self._delay_levels
-            )
-            if clean_stop:
-                start = recovery.clean_start()
-            elif from_timestamp_ms is not None:
-                start = recovery.start_by_timestamp(from_timestamp_ms)
-            else:
-                start = self.min_offset
-            report = self.recovery_report = recovery.run(start, durable_offset, on_heads)
+            report = self._as_left(durable_offset or 0) if clean_stop and on_heads is None else None
+            if report is None:
+                recovery = Recovery(
+                    self._queue, check_crc=self._config.check_crc_on_recover, delay_levels=self._delay_levels
+                )
+                if clean_stop:
+                    start = recovery.clean_start()
+                elif from_timestamp_ms is not None:
+                    start = recovery.start_by_timestamp(from_timestamp_ms)
+                else:
+                    start = self.min_offset
+                report = recovery.run(start, durable_offset, on_heads)
+            self.recovery_report = report
             self._appender.last_timestamp = self._queue.store_timestamp = report.last_timestamp
             last = self._queue.last_file(create=False)
             if last is not None and not last.is_full and not last.writable:
                 raise ConfigError([f"readOnlyCommitLogStorePaths: {last.path} is the last file and is not full yet"])
         except OSError as error:
             raise DiskError(f"opening the commit log in {', '.join(self.directories())} failed: {error}") from error
+
+    def _as_left(self, durable_offset: int) -> PlainRecoveryReport | None:
+        """Take over the log as the last stop left it; None if it may have changed, or says less than the checkpoint."""
+        left = read_log_end(self._end_path)
+        if left is None or left.end < durable_offset or not left.is_of(self._queue.files()):
+            return None
+        self._queue.set_end(left.end)
+        return PlainRecoveryReport(left.end, left.end, 0, left.last_timestamp)
 
     def seal(self) -> int:
         """Fill the last file with a blank, durably, so that another log can continue at its end; returns that end.
@@ -271,9 +285,15 @@ class PlainCommitLog:
                 raise DiskError("the disk hangs: the last messages may not be durable")
             if not self._queue.poison:
                 self._flusher.flush()
+                self._record_end()
         finally:
             if stopped:
                 self._queue.close()
+
+    def _record_end(self) -> None:
+        newest, end = self._queue.files()[-CLEAN_FILES:], self._queue.max_offset
+        if newest and self.recovery_report is not None and self._queue.flushed_where == end:
+            write_log_end(self._fs, self._end_path, newest, end, self._appender.last_timestamp)
 
     # Writing
 

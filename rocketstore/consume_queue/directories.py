@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,19 @@ class QueueDirectories:
             self._fs.make_dir(directory.parent)
             self._fs.make_dir(directory)
         self._unsynced.update({directory.parent: None, directory.parent.parent: None})
+
+    @contextmanager
+    def synced_by_caller(self) -> Iterator[None]:
+        """Regard everything created before as durable once the context, which syncs the whole file system, succeeds."""
+        with self._syncing:
+            found: dict[Path, None] = {}
+            while self._unsynced:  # others may add to it meanwhile
+                found[self._unsynced.popitem()[0]] = None
+            try:
+                yield
+            except BaseException:
+                self._unsynced.update(found)
+                raise
 
     def sync(self) -> None:
         """Make everything created before durable. Raises ``OSError``."""

@@ -45,7 +45,7 @@ from rocketstore.consume_queue.units import (
 )
 from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
 from rocketstore.mapped.file import StoreFile
-from rocketstore.mapped.queue import MappedFileQueue
+from rocketstore.mapped.queue import MappedFileQueue, Unflushed
 from rocketstore.message.columns import Ints, UnitColumns
 from rocketstore.types import QueueKey, QueueUnit, RecordHead
 
@@ -159,6 +159,8 @@ class ConsumeQueue:
         self._unsynced_parents = False
         self.is_adopted = False
         """Whether it was opened without reading its files."""
+        self._times: dict[int, int] = {}
+        """When files were modified (ns), by their starts, as far as they have not changed since the last stop."""
         self._foreign: int | None = None
         """The last unit, if ``recover`` found that the log has no such message."""
 
@@ -215,6 +217,7 @@ class ConsumeQueue:
         if self._stat_files() != expected:
             return False
         self._files.adopt([base for base, _ in end.files], end.end)
+        self._times = {one[0]: one[1] for one in end.files}
         self._begin, self._begin_for, self._max_physical_offset = end.begin, end.begin_for, end.max_physical
         if end.begin_for[0] <= end.begin_for[1]:
             self._looked = (end.begin_for[0], end.begin)
@@ -227,11 +230,17 @@ class ConsumeQueue:
 
         Raises ``DiskError``.
         """
-        found, files = self._stat_files(), self._files.files()
-        names = [segment_name(file.base) for file in files]
-        if not names or sorted(found) != names:
+        times = self._times
+        try:
+            places = [
+                [file.base, times.get(file.base) or os.stat(file.path).st_mtime_ns] for file in self._files.files()
+            ]
+        except FileNotFoundError:
             return None
-        places = [[file.base, found[name][1]] for file, name in zip(files, names, strict=True)]
+        except OSError as error:
+            raise DiskError(f"looking at the files of {self.directory} failed: {error}") from error
+        if not places:
+            return None
         begin = min(self._begin, self.stored_end)
         return QueueEnd(places, self._files.max_offset, begin, self._begin_for, self._max_physical_offset)
 
@@ -257,7 +266,7 @@ class ConsumeQueue:
         if self.is_adopted:
             if whole and self._max_physical_offset <= limit and self._ends_as_left():
                 return QueueRecovery(self._max_physical_offset, None, ())
-            self.is_adopted = False
+            self.is_adopted, self._times = False, {}
             self.load()
         files = self._files.files()
         first = max(0, min(self._newest_sure(files, limit), len(files) - _SCANNED_FILES))
@@ -308,9 +317,17 @@ class ConsumeQueue:
         """
         if self._max_physical_offset <= self._context.log_begin():
             return True
-        at = self._last_real(self._files.min_offset // UNIT_BYTES, self.stored_end)
-        unit = next(iter(self._read(at, 1)), BROKEN) if at >= 0 else BROKEN
+        unit = self._last_unit()
+        if unit == FILLER:
+            at = self._last_real(self._files.min_offset // UNIT_BYTES, self.stored_end)
+            unit = next(iter(self._read(at, 1)), BROKEN) if at >= 0 else BROKEN
         return unit.offset + unit.size == self._max_physical_offset
+
+    def _last_unit(self) -> QueueUnit:
+        """The last unit, from a file that does not stay open: a start looks at very many. Raises ``DiskError``."""
+        at = self._files.max_offset - UNIT_BYTES
+        file = self._files.find(at)
+        return next(iter(parse_units(file.read_once(at - file.base, UNIT_BYTES))), BROKEN) if file else BROKEN
 
     def _start_over(self, foreign: int) -> QueueRecovery:
         """Remove all units, to be appended again from the log's begin on."""
@@ -421,6 +438,7 @@ class ConsumeQueue:
         if file is None:
             raise DiskError(f"{self.directory} has no file to append to")
         part = data[done : done + file.size - file.wrote]
+        self._times.pop(file.base, None)
         self._files.append_to(file, part)
         return len(part)
 
@@ -451,6 +469,16 @@ class ConsumeQueue:
                     raise DiskFullError(f"no file descriptor is left to flush {self.directory}") from error
                 raise self._files.poisoned("flushing directories", error) from error
         return idle
+
+    def begin_flush(self) -> Unflushed:
+        """See ``MappedFileQueue.begin_flush``, whose caller syncs the directories above the queue, too."""
+        self._unsynced_parents, found = False, self._files.begin_flush()
+        return found
+
+    def end_flush(self, found: Unflushed, *, durable: bool) -> None:
+        """See ``MappedFileQueue.end_flush``."""
+        self._unsynced_parents = self._unsynced_parents or not durable
+        self._files.end_flush(found, durable=durable)
 
     # Reading
 
@@ -513,6 +541,7 @@ class ConsumeQueue:
             self._begin_for = _UNKNOWN
             if offset < self._looked[1]:
                 self._looked = (0, 0)
+            self._times.pop(file.base, None)
             try:
                 file.rewrite(offset * UNIT_BYTES - file.base, pack_unit(unit))
             except OSError as error:

@@ -6,21 +6,15 @@ for queues whose files still have the same names, sizes and times. All other que
 
 from __future__ import annotations
 
-import json
-import logging
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
+from dledger.store.fs import FileSystem
+from rocketstore.mapped.stop_record import read_stop_record, write_stop_record
 from rocketstore.types import QueueKey
 
 QUEUE_ENDS_FILE: Final = "queueEnds.json"
-_CRC_BYTES: Final = 9
-"""Eight hexadecimal digits and a line feed."""
-
-_log = logging.getLogger("rocketstore")
 
 
 class QueueEnd(NamedTuple):
@@ -40,18 +34,13 @@ def write_queue_ends(fs: FileSystem, path: Path, place: tuple[int, int], ends: M
     topics: dict[str, dict[str, QueueEnd]] = {}
     for (topic, queue_id), end in ends.items():
         topics.setdefault(topic, {})[str(queue_id)] = end
-    content = json.dumps({"checkpoint": place, "queues": topics}, separators=(",", ":")).encode()
-    make_dirs_durably(fs, path.parent)
-    replace_durably(fs, path, b"%08x\n" % zlib.crc32(content) + content)
+    write_stop_record(fs, path, {"checkpoint": place, "queues": topics})
 
 
 def read_queue_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueEnd]:
     """The contents of the file if it belongs to that checkpoint; otherwise empty."""
-    try:
-        data = read_whole(path)
-        if data[:_CRC_BYTES] != b"%08x\n" % zlib.crc32(data[_CRC_BYTES:]):
-            return {}
-        found = json.loads(data[_CRC_BYTES:])
+
+    def parse(found: Any) -> dict[QueueKey, QueueEnd]:  # noqa: ANN401  # JSON
         if found["checkpoint"] != [*place]:
             return {}
         return {
@@ -59,8 +48,5 @@ def read_queue_ends(path: Path, place: tuple[int, int]) -> dict[QueueKey, QueueE
             for topic, queues in found["queues"].items()
             for queue_id, end in queues.items()
         }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        _log.warning("%s cannot be read, so all consume queues are: %s", path, error)
-        return {}
+
+    return read_stop_record(path, parse) or {}

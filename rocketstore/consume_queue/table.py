@@ -28,6 +28,7 @@ from rocketstore.consume_queue.queue_ends import QueueEnd
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.mapped.descriptors import DescriptorCache
+from rocketstore.mapped.queue import Unflushed
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns
 from rocketstore.types import QueueKey, RecordHead
@@ -39,6 +40,8 @@ _SYNCERS: Final = 8
 """Threads that make many queues durable in parallel."""
 _FLUSHED_ALONE_MAX: Final = 32
 """Up to this many queues, starting threads is not worth it."""
+_FLUSHED_TOGETHER_MIN: Final = 256
+"""From this many queues on, syncing their whole file system takes less time than syncing them."""
 
 
 class ConsumeQueueTable:
@@ -60,6 +63,8 @@ class ConsumeQueueTable:
         self._dirty: dict[ConsumeQueue, None] = {}
         """May hold data that are not durable: queues written to since a ``flush(0)``."""
         self._refused_topics: set[str] = set()
+        self._fd: int | None = None
+        """The directory, once its file system was synced: open, to be told of every failed write after that."""
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
         self._context = replace(context or QueueContext(), descriptors=self.descriptors)
@@ -215,6 +220,8 @@ class ConsumeQueueTable:
             dirty = list(self._dirty)
             if not least_pages:
                 self._dirty = {}
+        if not least_pages and len(dirty) >= _FLUSHED_TOGETHER_MIN and self._flush_together(dirty):
+            return
 
         def failed(queue: ConsumeQueue) -> DiskError | DiskFullError | None:
             try:
@@ -232,6 +239,25 @@ class ConsumeQueueTable:
         failure = next((one for one in failures if one is not None), None)
         if failure is not None:
             raise failure
+
+    def _flush_together(self, queues: Sequence[ConsumeQueue]) -> bool:
+        """Make queues durable with their whole file system; False if each must be synced, or asked for its error."""
+        found: list[tuple[ConsumeQueue, Unflushed]] = []
+        durable = False
+        try:
+            found.extend((queue, queue.begin_flush()) for queue in queues)
+            if {self._fs.device(queue.directory) for queue in queues} == {self._fs.device(self.directory)}:
+                if self._fd is None:
+                    self._fd = self._fs.open(self.directory, writable=False)
+                with self._directories.synced_by_caller():
+                    self._fs.sync_all(self._fd)
+                durable = True
+        except (OSError, DiskError):
+            pass  # syncing each says which one is concerned
+        finally:
+            for queue, unflushed in found:  # extended as far as it went
+                queue.end_flush(unflushed, durable=durable)
+        return durable
 
     def at_rest(self) -> dict[QueueKey, QueueEnd]:
         """The ends to pass to ``load``, once all queues are flushed and nothing is appended any more. Raises
@@ -259,6 +285,9 @@ class ConsumeQueueTable:
         """Release all files. Flush before."""
         for queue in self.all():
             queue.close()
+        if self._fd is not None:
+            self._fs.close(self._fd)
+            self._fd = None
 
     def _destroy(self, queues: Sequence[ConsumeQueue]) -> None:
         for queue in queues:

@@ -165,6 +165,20 @@ class CachedFile:
 
     read_cold = read
 
+    def read_once(self, offset: int, length: int) -> bytes:
+        """The same without keeping the file open, for callers that look at very many files. Raises ``DiskError``."""
+        if self.descriptor is not None:
+            return self.read(offset, length)
+        descriptors, fs = self._descriptors, self._descriptors.fs
+        try:
+            fd = descriptors.with_room(lambda: fs.open(self.path, writable=False))
+            try:
+                return os.pread(fd, length, offset)
+            finally:
+                fs.close(fd)
+        except OSError as error:
+            raise self._failed(offset, length, error) from error
+
     def read_at_once(self, offset: int, length: int) -> bytes | None:
         """The same if that needs no disk, not even to open the file; otherwise None."""
         used = self.descriptor

@@ -171,6 +171,10 @@ class StoreFile:
         """Bytes of the file itself, regardless of the positions: for recovery. Raises ``DiskError``."""
         return self._file.read_cold(offset, min(size, self.size - offset))
 
+    def read_once(self, offset: int, size: int) -> bytes:
+        """Like ``peek``, but a file that is not open does not stay open. Raises ``DiskError``."""
+        return self._file.read_once(offset, size) if isinstance(self._file, CachedFile) else self.peek(offset, size)
+
     def flush_due(self, least_pages: int) -> bool:
         """Whether a flush is due: the file is full, or enough pages (0: any byte) are not durable."""
         return _due(self.flushed, self.readable, self.size, least_pages)

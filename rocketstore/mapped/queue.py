@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
 from dledger.instruments import SILENT, Instruments
@@ -53,6 +53,14 @@ OnForced = Callable[[ForcedFileRemoval], None]
 
 def untold(_removed: ForcedFileRemoval) -> None:
     """Nobody is told."""
+
+
+class Unflushed(NamedTuple):
+    """What of a queue is not durable."""
+
+    files: list[tuple[StoreFile, int]]
+    """With the end of what each holds."""
+    directories: list[Path]
 
 
 class MappedFileQueue:
@@ -376,6 +384,30 @@ class MappedFileQueue:
             self.flushed_where = file.base + file.flushed
             self._instruments.flushed(self.flushed_where - before, time.monotonic() - began_s)
             return self.flushed_where == before
+
+    def begin_flush(self) -> Unflushed:
+        """What is not durable now, for a caller that makes it so by syncing the whole file system; see ``end_flush``.
+
+        Raises ``DiskError`` if the queue accepts no writes.
+        """
+        with self._flush_lock:
+            self._check_usable()
+            found = Unflushed([(file, file.readable) for file in self._files if file.flush_due(0)], [])
+            while self._unsynced_dirs:  # others may add to it meanwhile
+                found.directories.append(self._unsynced_dirs.pop())
+            return found
+
+    def end_flush(self, found: Unflushed, *, durable: bool) -> None:
+        """Note that what ``begin_flush`` found is durable, or that it still may not be."""
+        with self._flush_lock:
+            if not durable:
+                self._unsynced_dirs.update(found.directories)
+                return
+            for file, reached in found.files:
+                if file.readable >= reached:  # it was not cut meanwhile
+                    file.flushed = max(file.flushed, reached)
+            while (first := self.find(self.flushed_where)) and first.base + first.flushed > self.flushed_where:
+                self.flushed_where = first.base + first.flushed
 
     def _sync_dirs(self) -> None:
         while self._unsynced_dirs:

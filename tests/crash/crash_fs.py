@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class RecordingFs(FileSystem):
 
     def open(self, path: Path, *, writable: bool = True) -> int:
         fd = super().open(path, writable=writable)
-        self._open[fd] = (self._inodes[path], path)
+        self._open[fd] = (-1 if path.is_dir() else self._inodes[path], path)
         return fd
 
     def write(self, fd: int, data: bytes | bytearray, offset: int) -> None:
@@ -64,6 +65,9 @@ class RecordingFs(FileSystem):
     def sync(self, fd: int) -> None:
         inode, path = self._open[fd]
         self.changes.append(Change("sync", path, inode))
+
+    def sync_all(self, fd: int) -> None:
+        self.changes.append(Change("sync_all", self._open[fd][1]))
 
     def sync_dir(self, path: Path) -> None:
         self.changes.append(Change("sync_dir", path))
@@ -102,11 +106,16 @@ class CrashState:
         return digest.digest()
 
     def write_to(self, source: Path, target: Path) -> None:
-        """Put the files below ``target`` where they were below ``source``."""
+        """Put the files below ``target`` where they were below ``source``.
+
+        They are as old as those there, so that nothing tells what was lost from what was not but the content.
+        """
         for path, content in self.files.items():
             place = target / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
+            if path.exists():
+                shutil.copystat(path, place)
 
 
 def crash_states(changes: list[Change], at: int, lost_max: int = 4, *, subsets: int = 0) -> Iterator[CrashState]:
@@ -139,9 +148,9 @@ def sectors_lost(changes: list[Change], at: int, path: Path, dice: random.Random
 
 def _durable(changes: list[Change], number: int, at: int) -> bool:
     change = changes[number]
-    if change.kind in ("sync", "sync_dir"):
-        return True
     rest = changes[number + 1 : at]
+    if change.kind in ("sync", "sync_dir", "sync_all") or any(one.kind == "sync_all" for one in rest):
+        return True
     if change.kind == "write":
         return any(one.kind == "sync" and one.inode == change.inode for one in rest)
     directory = (change.target if change.kind == "rename" else change.path).parent
@@ -194,6 +203,9 @@ class FailingFs(FileSystem):
     def sync(self, fd: int) -> None:
         self._ask("sync", self._path(fd))
 
+    def sync_all(self, fd: int) -> None:
+        self._ask("sync_all", self._path(fd))
+
     def sync_dir(self, path: Path) -> None:
         self._ask("sync_dir", str(path))
 
@@ -217,7 +229,8 @@ class OpeningFs(FailingFs):
     """Is asked about files that are opened, too."""
 
     def open(self, path: Path, *, writable: bool = True) -> int:
-        self._ask("open", str(path))
+        if not path.is_dir():
+            self._ask("open", str(path))
         return super().open(path, writable=writable)
 
 

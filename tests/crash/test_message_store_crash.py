@@ -24,7 +24,9 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
+from rocketstore.commit_log.log_end import LOG_END_FILE
 from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.consume_queue import table
 from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE
 from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
@@ -222,8 +224,9 @@ class Checks:
 def content_of(root: Path) -> bytes:
     """As ``CrashState.content``, of what is on the disk; all but when the files were changed, which one tells."""
     files = {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    ends = Path("config", QUEUE_ENDS_FILE)
-    files[ends] = re.sub(rb",\d{19}\]", b"]", files[ends].split(b"\n", 1)[1])
+    for name in (QUEUE_ENDS_FILE, LOG_END_FILE):
+        ends = Path("config", name)
+        files[ends] = re.sub(rb",\d{19}\]", b"]", files[ends].split(b"\n", 1)[1])
     return CrashState(0, (), files).content
 
 
@@ -260,6 +263,15 @@ def test_no_crash_loses_what_was_acknowledged(
 ) -> None:
     """Every fourth change of the disk for either kind, with the last, some, all or none of the unsynced lost."""
     check_all(tmp_path, scenario, kind, SOME_CRASHES[kind], lost_max=1, subsets=1)
+
+
+@pytest.mark.sweep
+def test_no_crash_loses_what_was_acknowledged_where_all_queues_are_synced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with thousands of queues: a checkpoint covers units that one sync of the file system made durable."""
+    monkeypatch.setattr(table, "_FLUSHED_TOGETHER_MIN", 1)
+    check_all(tmp_path, _reopened, FlushDiskType.SYNC_FLUSH, slice(1, None, 3), lost_max=2, subsets=1)
 
 
 @pytest.mark.soak

@@ -305,7 +305,7 @@ class SimFs(FileSystem):
         if self._is_dead():
             raise Killed
         fd = super().open(path, writable=writable)
-        inode = self._disk.names.get(path)
+        inode = Inode() if path.is_dir() else self._disk.names.get(path)
         if inode is None:
             self._disk.enter(path, inode := Inode())
         self._open[fd] = (path, inode)
@@ -366,6 +366,15 @@ class SimFs(FileSystem):
         self._begin("sync_dir", path)
         self._fail(self._disk.fail_sync, path, "failed sync")
         self._disk.sync_dir(path)
+
+    def sync_all(self, fd: int) -> None:
+        path, _ = self._open[fd]
+        self._begin("sync_all", path)
+        self._fail(self._disk.fail_sync, path, "failed sync")
+        for name, inode in list(self._disk.names.items()):
+            self._disk.sync(name, inode)
+        for directory in {entry.path.parent for entry in self._disk.pending}:
+            self._disk.sync_dir(directory)
 
     def rename(self, source: Path, target: Path) -> None:
         self._begin("rename", target)

@@ -30,6 +30,9 @@ class UnsyncedFs(FileSystem):
     def sync(self, fd: int) -> None:
         return
 
+    def sync_all(self, fd: int) -> None:
+        return
+
     def sync_dir(self, path: Path) -> None:
         return
 

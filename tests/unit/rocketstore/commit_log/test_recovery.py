@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dledger.errors import CorruptLogError
 from dledger.store.format import segment_name
+from dledger.store.fs import FileSystem
+from rocketstore.commit_log.log_end import LOG_END_FILE
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.recovery import Ending, judge
+from rocketstore.mapped.stop_record import write_stop_record
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.types import RecordHead
 from tests.support.waiting import ManualClock
@@ -74,6 +78,77 @@ def test_what_was_written_is_there_again(tmp_path: Path, clean_stop: bool) -> No
     assert stored is not None
     assert stored.offset == 2 * FILE_BYTES + 2 * RECORD_BYTES
     log.shutdown()
+
+
+def is_read(log: PlainCommitLog) -> bool:
+    """Whether the start has read the log's records."""
+    assert log.recovery_report is not None
+    return log.recovery_report.records > 0
+
+
+def test_a_log_that_is_as_a_clean_stop_left_it_is_not_read(tmp_path: Path) -> None:
+    """Its end, content and last store timestamp are known all the same, also after a second stop without puts."""
+    clock = ManualClock()
+    bodies = write_log(tmp_path, 12, clock)
+    for _ in range(2):
+        log = open_log(small_config(tmp_path), clock=clock)
+        assert not is_read(log)
+        assert (bodies_of(log), log.max_offset) == (bodies, 2 * FILE_BYTES + 2 * RECORD_BYTES)
+        assert log.max_offset == log.flushed_offset
+        log.shutdown()
+
+    log = open_log(small_config(tmp_path), clock=clock)
+    clock.now_ms -= 5000
+    stored = put(log, message(b"next"))[0].stored
+    assert stored is not None
+    assert stored.store_timestamp >= clock.now_ms + 5000  # times do not fall
+    log.shutdown()
+
+
+@pytest.mark.parametrize("change", ["time", "end", "removed", "added", "record", "no files", "crash", "checkpoint"])
+def test_a_log_that_may_have_changed_since_a_clean_stop_is_read(tmp_path: Path, change: str) -> None:
+    """Another time of a file, another end, another set of files, a damaged record of the end, a crash, or a checkpoint
+    that knows more.
+    """
+    write_log(tmp_path, 12)
+    config, files = small_config(tmp_path), [segment(tmp_path, number) for number in range(4)]
+    record = config.config_dir / LOG_END_FILE
+    before = files[2].stat()
+    if change == "time":
+        os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns - 1))
+    elif change == "end":  # the last record is not what it was, though no time shows it
+        overwrite(files[2], RECORD_BYTES, b"\7")
+        os.utime(files[2], ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "removed":
+        files[2].unlink()
+    elif change == "added":
+        files[3].write_bytes(bytes(FILE_BYTES))
+    elif change == "record":
+        overwrite(record, 12, b"9")
+    elif change == "no files":
+        write_stop_record(FileSystem(), record, [[], 0, 0, 0])
+
+    durable = 2 * FILE_BYTES + 3 * RECORD_BYTES if change == "checkpoint" else None
+    if change == "checkpoint":
+        with pytest.raises(CorruptLogError, match="was durable"):
+            open_log(config, durable_offset=durable)
+    else:
+        log = open_log(config, clean_stop=change != "crash")
+        assert is_read(log)
+        log.shutdown()
+
+
+def test_a_log_that_could_not_be_opened_leaves_no_record_of_its_end(tmp_path: Path) -> None:
+    """It has found none."""
+    write_log(tmp_path, 12)
+    overwrite(segment(tmp_path, 1), 0, b"\0\0\0\7")
+    config = small_config(tmp_path)
+    (config.config_dir / LOG_END_FILE).unlink()
+    log = PlainCommitLog(config, clock=ManualClock())
+    with pytest.raises(CorruptLogError):
+        log.load(clean_stop=True)
+    log.shutdown()
+    assert not (config.config_dir / LOG_END_FILE).exists()
 
 
 def test_an_empty_log_opens(tmp_path: Path) -> None:

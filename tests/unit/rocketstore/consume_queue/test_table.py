@@ -6,11 +6,13 @@ import errno
 import os
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
+from rocketstore.consume_queue import table as table_module
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
@@ -325,6 +327,60 @@ def test_many_queues_are_made_durable_together(tmp_path: Path) -> None:
     fs.waits = True
     table.flush()
     assert not fs.together.broken
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_very_many_queues_are_made_durable_by_one_sync_or_else_by_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """If the file system's fails, each queue is synced, so that only the damaged one refuses more units."""
+    monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 20)
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, queue_id=number) for number in range(20)])
+    damaged = str(tmp_path / "T" / "7" / f"{0:020d}")
+    if fails:
+        fs.fails = lambda call, path: errno.EIO if call == "sync_all" or (call, path) == ("sync", damaged) else None
+
+    fs.calls.clear()
+    with pytest.raises(DiskError) if fails else nullcontext():
+        table.flush()
+
+    synced = [Path(path).parent.name for call, path in fs.calls if call == "sync"]
+    assert sorted(synced, key=int) == ([str(number) for number in range(20)] if fails else [])
+    assert [call for call, _ in fs.calls if call != "sync" and "dir" not in call] == ["sync_all"]
+    fs.fails = lambda _call, _path: None
+    fs.calls.clear()
+    with pytest.raises(DiskError) if fails else nullcontext():
+        table.flush()  # nothing is left but what failed
+    assert fs.calls == []
+    table.append([head(1, 5000, queue_id=8)])
+    with pytest.raises(DiskError) if fails else nullcontext():
+        table.append([head(1, 6000, queue_id=7)])
+
+
+def test_units_appended_while_all_queues_are_synced_at_once_are_synced_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That sync may have been too early for them, and for the directories of new queues."""
+    monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 3)
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, queue_id=number) for number in range(3)])
+
+    def overtaken(call: str, _path: str) -> None:
+        if call == "sync_all":
+            table.append([head(1, 1000, queue_id=1), head(0, 1100, topic="new")])
+
+    fs.fails = overtaken
+    table.flush()
+    fs.calls.clear()
+    table.flush()
+
+    assert sorted(path.split("/")[-3:-1] for call, path in fs.calls if call == "sync") == [["T", "1"], ["new", "0"]]
+    assert {path for call, path in fs.calls if call == "sync_dir"} >= {str(tmp_path), str(tmp_path / "new")}
 
 
 def test_a_queue_whose_flush_failed_is_flushed_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -183,6 +184,7 @@ def test_damage_of_what_was_durable_is_refused(config: MessageStoreConfig) -> No
 def test_a_store_that_could_not_be_loaded_can_be_shut_down_and_tried_again(config: MessageStoreConfig) -> None:
     with running(config) as store:
         fill(store, 10)
+    os.utime(min(config.commit_log_dirs[0].iterdir()))  # so that the log is read, and made durable
     fs = FailingFs(lambda call, path: errno.EIO if call == "sync" and "commitlog" in path else None)
     store = make_store(config, fs=fs)
     with pytest.raises(DiskError):
