@@ -393,9 +393,9 @@ class AccessGuard:
         return AccessDeniedError(f"{caller.name} is not allowed to do this: {action} {reason}")
 
     def ended(self, caller: Caller, why: str) -> AccessDeniedError:
-        """The error for a stream ended by a change of the rules, which it records in the audit log."""
+        """The error for a stream or waiting call ended by a change of the rules, which it records in the audit log."""
         self.audit.denied(AuditEvent(caller.name, caller.peer, "Stream", "", why))
-        return AccessDeniedError(f"closed the stream of {caller.name}: {why}")
+        return AccessDeniedError(f"ended a call of {caller.name}: {why}")
 
     # --- streams and changes ------------------------------------------------------------------------------------------
 

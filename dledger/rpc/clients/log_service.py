@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -355,10 +355,11 @@ class LogService:
 
     async def _query(self, data: bytes, call: Call) -> bytes:
         request = group_codec.decode_query(data)
-        try:
-            return group_codec.encode_answer(await self._requests.query(request, call.quota))
-        except DLedgerError as error:
-            return group_codec.encode_answer(error)
+        with self._stream_of("Query", call) if request.wait_ms else nullcontext():
+            try:
+                return group_codec.encode_answer(await self._requests.query(request, call.quota))
+            except DLedgerError as error:
+                return group_codec.encode_answer(error)
 
     async def _snapshot(self, data: bytes, _call: Call) -> bytes:
         group = group_codec.decode_snapshot_request(data)
@@ -389,7 +390,7 @@ class LogService:
 
     @contextmanager
     def _stream_of(self, name: str, call: Call) -> Iterator[None]:
-        """Wraps a stream: ends it when the caller loses permission."""
+        """Wraps a stream, or a call that waits: ends it when the caller loses permission."""
         caller, guard = call.caller, self._requests.guard
         if guard is None or caller is None:
             yield

@@ -14,11 +14,16 @@ from dledger.access.guard import AccessGuard
 from dledger.access.rules import parse_rules
 from dledger.clock import Clock
 from dledger.config import ServerConfig
+from dledger.errors import DLedgerError
 from dledger.rpc import options
-from dledger.rpc.clients import codec
+from dledger.rpc.clients import codec, group_codec
+from dledger.rpc.clients.codec import ReadMode
+from dledger.rpc.clients.group_codec import Query
+from dledger.types import NO_INDEX, LogIndex, QueryAnswer
 from tests.support import grpc_log
 from tests.support.fake_node import FakeNode, client_server
 from tests.support.grpc_client import CHANNEL_OPTIONS
+from tests.support.waiting import wait_until
 
 RULES = """\
 accounts:
@@ -33,11 +38,26 @@ KEY = ((guard.ACCESS_KEY, "caller"),)
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
+class SilentNode(FakeNode):
+    """Answers no query."""
+
+    def submit_query(
+        self,
+        request: bytes,
+        done: Callable[[QueryAnswer | DLedgerError], None],
+        *,
+        linearizable: bool = True,
+        after: LogIndex = NO_INDEX,
+        wait_ms: int = 0,
+    ) -> None:
+        self.queries.append((request, linearizable, after, wait_ms))
+
+
 @contextmanager
-def served(permission: str) -> Iterator[tuple[grpc.Channel, Callable[[str], object]]]:
+def served(permission: str, node: FakeNode | None = None) -> Iterator[tuple[grpc.Channel, Callable[[str], object]]]:
     """A node with one account, that has ``permission`` on its log; and what changes the rules."""
     guard = AccessGuard(parse_rules(RULES.format(permission)), name="n0", clock=Clock())
-    server = client_server(ServerConfig(client_port=0), FakeNode(), guard)
+    server = client_server(ServerConfig(client_port=0), node or FakeNode(), guard)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", CHANNEL_OPTIONS) as channel:
@@ -65,4 +85,21 @@ def test_an_open_append_stream_ends_with_the_permission() -> None:
             next(iter(call))
 
         requests.put(None)
+        assert ended.value.code() is DENIED
+
+
+@pytest.mark.parametrize(("before", "after"), [("SUB", "PUB"), ("caller-secret", "another-secret")])
+def test_a_query_that_waits_ends_with_the_permission_or_the_key(before: str, after: str) -> None:
+    """It waits for up to 15 s, and what it would be told then is not for this caller any more."""
+    node, rules = SilentNode(), RULES.format("SUB")
+    with served("SUB", node) as (channel, change):
+        body = group_codec.encode_query(Query("default", b"", ReadMode.COMMITTED, LogIndex(0), wait_ms=15_000))
+        query = channel.unary_unary(options.method(options.LOG_SERVICE, "Query"), bytes, bytes)
+        waiting = query.future(body, metadata=KEY, timeout=60)
+        wait_until(lambda: bool(node.queries), "the query waits")
+
+        change(rules.replace(before, after))
+
+        with pytest.raises(grpc.RpcError) as ended:
+            waiting.result()
         assert ended.value.code() is DENIED
