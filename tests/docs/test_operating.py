@@ -19,6 +19,7 @@ from dledger_cli import reporting
 from dledger_cli.cli import main
 from dledger_cli.local.group import LocalGroup, LocalGroupError, wait_until
 from tests.docs.documents import ROOT, table_below
+from tests.support.waiting import PATIENCE_S
 from tools.docs_reference import commands, configuration
 from tools.docs_reference.records import default_text
 
@@ -75,7 +76,7 @@ def _bodies(group: LocalGroup) -> list[bytes]:
 
 def _wait_for_voters(group: LocalGroup) -> None:
     group.wait_converged()
-    wait_until(lambda: all(one.voter for one in group.statuses().values()), 30, "a node does not vote")
+    wait_until(lambda: all(one.voter for one in group.statuses().values()), PATIENCE_S, "a node does not vote")
 
 
 def _wait_alike(group: LocalGroup) -> None:
@@ -85,7 +86,7 @@ def _wait_alike(group: LocalGroup) -> None:
         answers = group.statuses()  # of those that answer in time
         return len(answers) == 3 and len({one.committed_index for one in answers.values()}) == 1
 
-    wait_until(alike, 30, "not alike")
+    wait_until(alike, PATIENCE_S, "not alike")
 
 
 def _seed(source: Path, target: Path) -> None:

@@ -133,12 +133,12 @@ def test_a_topic_that_is_made_again_begins_empty(brokers: BrokerGroup) -> None:
         brokers.create_topic()
         new = producer.send(Message(TOPIC, b"new"), queue=0).offset
         with Consumer(brokers.addresses, group="one", topics=TOPIC, start="first") as consumer:
-            before = [one.body for one in consumer.poll(10, 5)]
+            before = [one.body for one in consumer.poll(10, 60)]
         master = brokers.master()
         brokers.kill(master)
         brokers.master(other_than=master)
         with Consumer(brokers.addresses, group="two", topics=TOPIC, start="first") as consumer:
-            after = [one.body for one in consumer.poll(10, 5)]
+            after = [one.body for one in consumer.poll(10, 60)]
         ranges = [(one.min_offset, one.max_offset) for one in admin.queue_ranges(TOPIC)]
 
     assert (old, new) == ([0, 1, 2], 3)

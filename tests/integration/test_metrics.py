@@ -18,7 +18,8 @@ from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
-from tests.integration.harness import SMALL_SEGMENTS
+from tests.integration.harness import SMALL_SEGMENTS, STEADY
+from tests.support.waiting import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -58,7 +59,7 @@ def log_lines(group: LocalGroup, node: NodeId) -> list[dict[str, Any]]:
 
 def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
     """Term, role, leader, lag and reasons change as the group does; a node that came back is ready again."""
-    group = LocalGroup(tmp_path, settings=SMALL_SEGMENTS)
+    group = LocalGroup(tmp_path, settings={**SMALL_SEGMENTS, **STEADY})
     group.serve_metrics()
     group.log_format = "json"
     with group, closing(group.client()) as client:
@@ -87,13 +88,17 @@ def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
         assert value(found, "dledger_role_changes_total", role="leader", reason="elected") == 1
         assert value(found, "dledger_elections_total") >= 1
         wait_until(
-            lambda: value(samples(ports[new]), "dledger_peer_last_contact_seconds", peer=old) > 1, 10, "it is silent"
+            lambda: value(samples(ports[new]), "dledger_peer_last_contact_seconds", peer=old) > 1,
+            PATIENCE_S,
+            "it is silent",
         )
         assert value(samples(ports[new]), "dledger_peer_lag_entries", peer=old) >= 1
         group.start(old)
-        wait_until(lambda: get(ports[old], "/readyz")[0] == 200, 10, "the restarted node is not ready")
+        wait_until(lambda: get(ports[old], "/readyz")[0] == 200, PATIENCE_S, "the restarted node is not ready")
         wait_until(
-            lambda: value(samples(ports[new]), "dledger_peer_lag_bytes", peer=old) == 0, 10, "it did not catch up"
+            lambda: value(samples(ports[new]), "dledger_peer_lag_bytes", peer=old) == 0,
+            PATIENCE_S,
+            "it did not catch up",
         )
         assert group.stop(new) == 0
 
@@ -114,7 +119,7 @@ def test_a_killed_leader_shows_in_metrics_and_logs(tmp_path: Path) -> None:
 
 def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
     """A group of brokers: the node's figures and the broker's, arrivals on every member, what is given on one."""
-    brokers = LocalBrokers(tmp_path, settings={"mappedFileSizeCommitLog": "16m"})
+    brokers = LocalBrokers(tmp_path, settings={**STEADY, "mappedFileSizeCommitLog": "16m"})
     brokers.serve_metrics()
     with brokers:
         master = brokers.master()
@@ -124,14 +129,14 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
             for _ in range(20):
                 producer.send(Message("orders", b"x" * 100))
         with Consumer(brokers.addresses, group="billing", topics="orders", start="first") as consumer:
-            got = len(consumer.poll(12, timeout_s=10))
+            got = len(consumer.poll(12, timeout_s=60))
             consumer.commit()
         brokers.wait_converged()
 
         for node, port in brokers.metrics_ports.items():
             wait_until(
                 lambda port=port: value(samples(port), "rocketmq_messages_in_total", topic="orders") == 20,  # type: ignore[misc]  # bound early
-                10,
+                PATIENCE_S,
                 "the messages did not arrive",
             )
             found = samples(port)
@@ -142,7 +147,7 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
                     values(samples(port), "rocketmq_consumer_lag_messages", topic="orders")  # type: ignore[misc]  # bound early
                     == [20 - got]
                 ),
-                10,
+                PATIENCE_S,
                 "the offset of the group is not known",
             )
             wait_until(
@@ -150,7 +155,7 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
                     value(samples(port), "dledger_applied_index")  # type: ignore[misc]  # bound early
                     == value(samples(port), "dledger_committed_index")
                 ),
-                10,
+                PATIENCE_S,
                 "what is committed is not dispatched",
             )
             assert get(port, "/readyz")[0] == 200
@@ -163,7 +168,7 @@ def test_brokers_tell_of_topics_and_of_their_log(tmp_path: Path) -> None:
 
 def test_a_metrics_port_in_use_is_told_before_anything_is_opened(tmp_path: Path) -> None:
     """A configuration error (exit code 2) that names the setting, not a traceback."""
-    group = LocalGroup(tmp_path, size=1, settings=SMALL_SEGMENTS)
+    group = LocalGroup(tmp_path, size=1, settings={**SMALL_SEGMENTS, **STEADY})
     group.serve_metrics()
     with group:
         (node,) = group.nodes
