@@ -23,11 +23,12 @@ from dledger.core.noop_payload import ProducerSnapshot, Registration, decode_pay
 from dledger.core.producers import ProducerTable
 from dledger.errors import DamagedSnapshotError, DLedgerError, PendingFullError, ResultForgottenError
 from dledger.records import record
+from dledger.rpc.clients.group_codec import NUMBERED_COMMANDS_MAX
 from dledger.types import AppendedBatch, Body, LogIndex, ProducerBatch, Term
 from dledger.values import MIB
 
-RESULTS_KEPT: Final = 32
-"""Of each producer: the limit of a numbered request's commands, so that a repeated request finds all of them."""
+RESULTS_KEPT: Final = NUMBERED_COMMANDS_MAX
+"""Of each producer, so that a repeated request finds all of them."""
 PRODUCER_RESULT_BYTES_MAX: Final = 256 * 1024
 """Of each producer's results; the last one is kept whatever its size."""
 RESULT_BYTES_MAX: Final = 64 * MIB

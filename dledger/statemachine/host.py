@@ -35,9 +35,10 @@ from dledger.errors import (
 )
 from dledger.log_output import BoundedLog
 from dledger.members import Configuration
+from dledger.rpc.clients.group_codec import check_commands
 from dledger.runtime.threads import JOIN_TIMEOUT_S, Supervisor
 from dledger.statemachine.applier import Applier, SnapshotCreation, SnapshotJob
-from dledger.statemachine.commands import RESULTS_KEPT, CommandBatch, CommandDone
+from dledger.statemachine.commands import CommandBatch, CommandDone
 from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore, encode_meta
 from dledger.store.file_store import FileStore
@@ -93,8 +94,6 @@ class SnapshotOffer:
         return self._snapshots.piece(self._meta, file, offset, bytes_max)
 
 
-COMMANDS_MAX: Final = 1024
-"""In one request; ``RESULTS_KEPT`` in a numbered one. The limits on the wire are the same."""
 QUERIES_MAX: Final = 1024
 """At the same time, those that wait included."""
 SNAPSHOT_REQUESTS_MAX: Final = 64
@@ -401,9 +400,10 @@ class MachineHost:
         self, commands: Sequence[Body], done: CommandDone, producer: ProducerBatch | None, submit: Submit
     ) -> None:
         """Append commands as one batch; ``done`` gets their results, once they are applied here."""
-        limit = COMMANDS_MAX if producer is None else RESULTS_KEPT
-        if not 0 < len(commands) <= limit:
-            done(InvalidRequestError(f"{len(commands)} commands in one request: send 1 to {limit}"))
+        try:
+            check_commands(commands, producer)
+        except InvalidRequestError as error:
+            done(error)
             return
         if (refusal := self._fenced()) is not None:
             done(refusal)

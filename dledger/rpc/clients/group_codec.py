@@ -23,7 +23,7 @@ from dledger.rpc.clients.codec import (
     status_of,
 )
 from dledger.rpc.fields import index, name, parse
-from dledger.types import NO_INDEX, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
+from dledger.types import NO_INDEX, Body, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
 from dledger.values import PORT_MAX, address_text, parse_address
 
 CHANGE_ID_LIMIT: Final = 1 << 63
@@ -203,10 +203,15 @@ def decode_commands(data: bytes) -> Commands:
     producer = ProducerBatch(wire.producer, wire.sequence, len(wire.commands)) if wire.producer else None
     if producer is not None:
         index(producer.sequence, "sequence")
-    limit = COMMANDS_MAX if producer is None else NUMBERED_COMMANDS_MAX
-    if not 0 < len(wire.commands) <= limit:
-        raise InvalidRequestError(f"{len(wire.commands)} commands in one request: send 1 to {limit}")
+    check_commands(wire.commands, producer)
     return Commands(name(wire.group, "group"), tuple(wire.commands), producer)
+
+
+def check_commands(commands: Sequence[Body], producer: ProducerBatch | None) -> None:
+    """Check how many commands one request holds, of clients or of this process. Raises ``InvalidRequestError``."""
+    limit = COMMANDS_MAX if producer is None else NUMBERED_COMMANDS_MAX
+    if not 0 < len(commands) <= limit:
+        raise InvalidRequestError(f"{len(commands)} commands in one request: send 1 to {limit}")
 
 
 def encode_results(outcome: Sequence[bytes] | DLedgerError) -> bytes:
