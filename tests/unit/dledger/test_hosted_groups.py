@@ -246,7 +246,7 @@ def test_a_stop_closes_everything(named: Named) -> None:
         server.stop()
 
         assert server.wait(0) == 0
-        assert _threads() == []
+        wait_until(lambda: _threads() == [], "no thread is left")
 
 
 def test_a_group_that_cannot_be_opened_keeps_none_of_the_others_open(named: Named) -> None:
@@ -476,7 +476,7 @@ def test_a_start_after_a_stop_does_nothing(named: Named) -> None:
         server.start()
 
         assert server.wait(0) == 0
-        assert _threads() == []
+        wait_until(lambda: _threads() == [], "no thread is left")
     finally:
         server.stop()
 

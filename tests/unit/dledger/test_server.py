@@ -128,7 +128,7 @@ def test_a_node_that_was_stopped_before_its_start_opens_nothing(server: DLedgerS
     server.start()
 
     assert server.wait(0) == 0
-    assert threads() == []
+    wait_until(lambda: threads() == [], "no thread is left")
 
 
 def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_a_stop_during_the_start_waits_for_it(server: DLedgerServer, monkeypatch
     stopping.join()
 
     assert server.wait(0) == 0
-    assert threads() == []
+    wait_until(lambda: threads() == [], "no thread is left")
 
 
 def test_retention_waits_for_live_followers_only() -> None:
