@@ -4,6 +4,10 @@ A process has one event loop for all gRPC services: two would wake each other. A
 DLedger broker uses its node's, which also serves the log service at the broker's address, and which is that of all
 brokers of the process. So the client address that nodes tell each other is the broker's, and every broker knows the
 master's address.
+
+``ClockWatch`` notices a wall clock that was set, or that is behind the times of messages that are stored already.
+Nothing depends on it: delays, checks and positions go on. But times in resets, queries and ``--from`` mean other
+messages than people think.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Final
 
 from dledger.access.guard import AccessControl, AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import Conditions
+from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.host import Host
@@ -28,7 +32,6 @@ from dledger.runtime.threads import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.store.identity import layout_of
 from rocketstore.broker.broker import Storage
-from rocketstore.broker.clock_watch import ClockWatch
 from rocketstore.broker.mastership import CatchUp, GroupView, is_leader
 from rocketstore.broker.measurements import BrokerMeasurements, measure
 from rocketstore.broker.role_change import BrokerRoleChange
@@ -45,11 +48,54 @@ from rocketstore.commit_log.replicated import MESSAGES, ReplicatedCommitLog, for
 from rocketstore.ha.service import HaService
 from rocketstore.message.message import DelayLevels
 from rocketstore.state.broker_state import BrokerState, StateSettings
+from rocketstore.state.files import TIMER_TOPIC, unserved
 from rocketstore.state.publisher import StateLimits
-from rocketstore.state.unserved import TIMER_TOPIC, unserved
 from rocketstore.store.message_store import MessageStore
 from rocketstore.store.takeover import take_over
 from rocketstore.types import BrokerRole
+
+JUMP_MS: Final = 60_000
+AHEAD_MS: Final = 60_000
+TOLD_MS: Final = 3_600_000
+_JUMP: Final = "jump"
+_AHEAD: Final = "ahead"
+
+
+class ClockWatch:
+    """One thread calls ``look`` every now and then. ``newest_ms``: when the newest message was stored (0: none)."""
+
+    def __init__(self, clock: Clock, conditions: Conditions, newest_ms: Callable[[], int]) -> None:
+        self._clock = clock
+        self._conditions = conditions
+        self._newest_ms = newest_ms
+        self._last = clock.wall_ms(), clock.monotonic_ms()
+
+    def look(self) -> None:
+        """Begin and end conditions."""
+        wall_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
+        jump_ms = (wall_ms - self._last[0]) - (now_ms - self._last[1])
+        self._last = wall_ms, now_ms
+        if abs(jump_ms) > JUMP_MS:
+            how = "forward (or the machine slept)" if jump_ms > 0 else "back"
+            self._conditions.set(
+                ConditionKind.CLOCK,
+                f"the clock was set {how} by {abs(jump_ms) // 1000} s: times of messages from before and after "
+                "disagree, so give offsets instead of times around it",
+                subject=_JUMP,
+                for_ms=TOLD_MS,
+            )
+        ahead_ms = self._newest_ms() - wall_ms
+        if ahead_ms > AHEAD_MS:
+            self._conditions.set(
+                ConditionKind.CLOCK,
+                f"the newest message is dated {ahead_ms // 1000} s after the present: this clock is behind, or that of "
+                "this broker or of an earlier master was ahead. Set it right (NTP); positions by time find that "
+                "message until its time has come",
+                subject=_AHEAD,
+            )
+        else:
+            self._conditions.clear(ConditionKind.CLOCK, _AHEAD)
+
 
 _log = logging.getLogger("rocketstore")
 

@@ -14,7 +14,7 @@ from dledger.clock import Clock
 from dledger.conditions import Conditions
 from dledger.rpc.clients.connections import AnswerRoom
 from dledger.rpc.loops import LoopBridge
-from rocketstore.broker.groups import Groups
+from rocketstore.broker.groups import Groups, Retries
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, MemberHosts, StateChanges
 from rocketstore.broker.measurements import ServiceCounters
@@ -22,7 +22,6 @@ from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.popping.service import make_popping
 from rocketstore.broker.pull import PullService, WaitingPulls
 from rocketstore.broker.reading import QueueReading, ReadThreads, RecordReader, SubscriptionFilters
-from rocketstore.broker.retries import Retries
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
 from rocketstore.broker.statistics import Stats

@@ -1,4 +1,4 @@
-"""Producer and consumer groups: who is in them, who has which queue to itself, and which consumers hear of changes.
+"""Producer and consumer groups: who is in them, who has which queue to itself, and what becomes of messages that fail.
 
 **Locks** give a client of a group exclusive use of a queue, for ordered consumption. They are in memory, on masters. A
 new master knows no locks, as in RocketMQ: clients keep theirs for 30 s without a renewal, so during that time two of
@@ -8,36 +8,237 @@ an election timeout without a quorum, like sends that it takes and cannot store.
 **Notices** tell the consumers of a group that its members have changed. Each change concerns every member, and makes
 every member ask for the list: a thousand consumers that join one by one would cause half a million of both. So changes
 that follow each other closely are told together, later the more consumers there are to tell.
+
+**Retries** are messages that could not be consumed: sent back, and dead-lettered after too many attempts.
+``%RETRY%group`` is a topic that every consumer of the group subscribes to; a message gets there after a delay that
+grows each time. ``%DLQ%group`` holds messages that are no longer retried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from random import randrange
 from typing import Final, NamedTuple
 
-from dledger.access.rules import RETRY_PREFIX
+from dledger.access.quota import Quota
+from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.conditions import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, StateChanges
+from rocketstore.broker.reading import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.retries import Retries, retry_topic
-from rocketstore.broker.topics import TopicNews
+from rocketstore.broker.sending import MessageSource, SendBatch, Sending
+from rocketstore.broker.topics import TopicNews, Topics
+from rocketstore.message.checks import properties_bytes
+from rocketstore.message.ids import offset_message_id
+from rocketstore.message.message import (
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    PROPERTY_WAIT,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    HostAddress,
+    Message,
+)
+from rocketstore.message.properties import OF_ONE_DELIVERY, PROPERTIES_BYTES_MAX, PROPERTY_ORIGIN_ID
+from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
-from rocketstore.state.changes import GroupConfig, check_group
-from rocketstore.types import MessageModel, QueueKey
+from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
+from rocketstore.store.stats import OTHERS
+from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, MessageModel, QueueKey
 
-INTERVAL_S: Final = 0.1
+FIRST_DELAY_LEVEL: Final = 3
+"""For the first retry; each further one uses the next level."""
+DEAD_QUEUES: Final = 1
+SENT_BACK_MAX: Final = 4096
+"""Pairs of group and topic that are counted by themselves."""
+READ_WRITE: Final = 6
+_KEPT: Final = frozenset(
+    {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_ID, PROPERTY_WAIT, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY}
+)
+"""Properties that a dead letter never lacks. They fit: RocketMQ's clients and ours limit keys and tags."""
+_NEVER_CONSUMED: Final = HIDDEN_TOPICS | {HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC}
+"""A message of these has not been delivered, and may never be."""
+
+_log = logging.getLogger("rocketstore")
+
+
+class Retries:
+    """On the loop."""
+
+    def __init__(  # one parameter per neighbour
+        self,
+        live: LiveConfig,
+        state: BrokerState,
+        mastership: Mastership,
+        topics: Topics,
+        sending: Sending,
+        records: RecordReader,
+        store_host: HostAddress,
+    ) -> None:
+        self._live = live
+        self._state = state
+        self._mastership = mastership
+        self._topics = topics
+        self._sending = sending
+        self._records = records
+        self._store_host = store_host
+        self.sent_back: Final[Counter[tuple[str, str]]] = Counter()
+        """How many messages came back, by group and their first topic."""
+
+    async def put_back(
+        self, group: str, offset: int, *, delay_level: int, retries_max: int | None, quota: Quota
+    ) -> None:
+        """Store a message again, to be retried or as a dead one. Raises ``Refusal``.
+
+        It takes up room, as if it were sent: to name a large one costs its client nothing.
+        """
+        caller, owner = MessageSource(quota), quota.owner
+        self._require_room(caller)
+        config = self.group(group)
+        if not config.retry_queues:
+            return
+        message = await self._message_at(offset)
+        limit = config.retry_times_max if retries_max is None else retries_max
+        is_dead = message.reconsume_times >= limit or delay_level < 0
+        target = dead_topic(config) if is_dead else retry_topic(config)
+        await self.ensure_topic(target, owner)
+        there = self._topics.find(target.name) or target  # nobody reads queues that only the settings have
+        again = _copy(message, there, self._store_host)
+        if not is_dead:
+            again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+            if properties_bytes(again) > PROPERTIES_BYTES_MAX:  # it would come back to the consumer for ever
+                is_dead, target = True, dead_topic(config)
+                await self.ensure_topic(target, owner)
+                again = _copy(message, target, self._store_host)
+                _log.warning(
+                    "group %s: the message at %d has too many properties to be tried again: it is a dead letter now",
+                    config.name, offset,
+                )  # fmt: skip
+        if is_dead and (dropped := trim(again)):
+            _log.warning(
+                "group %s: the dead letter of the message at %d is without its properties %s: only %d bytes fit",
+                config.name, offset, ", ".join(dropped), PROPERTIES_BYTES_MAX,
+            )  # fmt: skip
+        batch = SendBatch([again], len(again.body), again=True)
+        self._require_room(caller)  # which others have taken up while the message was read
+        (result,) = await self._sending.send(caller, batch)
+        if not result.ok:
+            raise Refusal.of(result, self._mastership.leader_address)
+        pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
+        if pair not in self.sent_back and len(self.sent_back) >= SENT_BACK_MAX:
+            pair = (OTHERS, OTHERS)
+        self.sent_back[pair] += 1
+
+    def target_of(self, topic: str, reconsume_times: int, retries_max: int) -> TopicConfig:
+        """The topic for a message that a client sends to ``%RETRY%group``: that one, or the dead-letter topic.
+
+        ``retries_max``: negative for the group's own limit.
+        """
+        config = self.group(topic.removeprefix(RETRY_PREFIX))
+        if reconsume_times >= (retries_max if retries_max >= 0 else config.retry_times_max):
+            return dead_topic(config)
+        return retry_topic(replace(config, retry_queues=max(config.retry_queues, 1)))
+
+    def group(self, name: str) -> GroupConfig:
+        """A group's settings. Raises ``Refusal`` if it does not exist, without creating it."""
+        state = self._state
+        check_group(name)
+        if not self._live.now.auto_create_subscription_group and not state.has_group(name):
+            reason = f"subscription group not exist, {name}: create it first (autoCreateSubscriptionGroup=false)"
+            raise Refusal(RefusalKind.NO_GROUP, reason)
+        return state.group(name)
+
+    async def ensure_topic(self, topic: TopicConfig, owner: str) -> None:
+        """Create a retry or dead-letter topic if it does not exist. Raises ``Refusal``."""
+        if self._topics.find(topic.name) is None:
+            result = await self._topics.create(topic, owner)
+            if not result.ok:
+                raise Refusal(
+                    RefusalKind.NO_TOPIC, f"topic[{topic.name}] not exist: {result.reason}", outcome=result.outcome
+                )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _require_room(self, caller: MessageSource) -> None:
+        problem = self._sending.problem(caller)
+        if problem is not None:
+            raise Refusal.of(problem, self._mastership.leader_address)
+
+    async def _message_at(self, offset: int) -> Message:
+        record = await self._records.at(offset)
+        try:
+            message = None if record is None else decode_record(record)
+        except CorruptRecordError:
+            message = None
+        if message is None or message.topic in _NEVER_CONSUMED:
+            raise Refusal(RefusalKind.NO_MESSAGE, f"look message by offset failed, {offset}")
+        return message
+
+
+def retry_topic(group: GroupConfig) -> TopicConfig:
+    """The topic for a group's messages to be retried."""
+    return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, READ_WRITE)
+
+
+def dead_topic(group: GroupConfig) -> TopicConfig:
+    """The topic for a group's messages that are no longer retried."""
+    return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, READ_WRITE)
+
+
+def _copy(message: Message, target: TopicConfig, store_host: HostAddress) -> Message:
+    """The copy of the message to be stored; it records its origin."""
+    properties = {name: value for name, value in message.properties.items() if name not in OF_ONE_DELIVERY}
+    properties.pop(PROPERTY_DELAY, None)
+    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
+    properties.setdefault(PROPERTY_ORIGIN_ID, offset_message_id(message.store_host, message.offset))
+    properties[PROPERTY_WAIT] = "false"
+    return Message(
+        target.name,
+        message.body,
+        randrange(target.write_queues),
+        properties,
+        message.flag,
+        message.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6),
+        message.born_timestamp,
+        message.born_host,
+        store_host,
+        message.reconsume_times + 1,
+    )
+
+
+def trim(dead: Message) -> list[str]:
+    """Drop a dead letter's longest properties until the others can be stored; returns their names."""
+    dropped = []
+    while properties_bytes(dead) > PROPERTIES_BYTES_MAX:
+        name = max(
+            (one for one in dead.properties if one not in _KEPT),
+            key=lambda one: len(one.encode()) + len(dead.properties[one].encode()),
+            default="",
+        )
+        if not name:
+            break
+        del dead.properties[name]
+        dropped.append(name)
+    return dropped
+
+
+_NOTICE_INTERVAL_S: Final = 0.1
 """The least time between two rounds."""
 NOTICES_PER_S: Final = 2000
 """Of all groups, on average."""
-AT_ONCE_MAX: Final = 500
+NOTICES_AT_ONCE_MAX: Final = 500
 """How many are told before others get their turn."""
 
 
@@ -68,23 +269,23 @@ class Notices:
             self._timer = None
             return
         told = 0
-        while told < AT_ONCE_MAX and (self._links or self._changed):
+        while told < NOTICES_AT_ONCE_MAX and (self._links or self._changed):
             if not self._links:
                 self._group = next(iter(self._changed))
                 del self._changed[self._group]
                 self._links.extend(self._links_of(self._group))
-            while self._links and told < AT_ONCE_MAX:
+            while self._links and told < NOTICES_AT_ONCE_MAX:
                 self._links.popleft().members_changed(self._group)
                 told += 1
-        self._timer = asyncio.get_running_loop().call_later(max(INTERVAL_S, told / NOTICES_PER_S), self._tell)
+        self._timer = asyncio.get_running_loop().call_later(max(_NOTICE_INTERVAL_S, told / NOTICES_PER_S), self._tell)
 
 
 LOCK_S: Final = 60.0
 """RocketMQ's: a lock not renewed for this long is free."""
 LOCKS_MAX: Final = 500_000
-FORGOTTEN: Final = 2
+_FORGOTTEN: Final = 2
 """Expired locks that go for each one that is asked for, of the same owner and of all: faster than new ones come."""
-NAME_CHARS_MAX: Final = 1024
+_NAME_CHARS_MAX: Final = 1024
 
 
 class _Lock(NamedTuple):
@@ -111,8 +312,8 @@ class QueueLocks:
         """Lock or renew; returns what the client has locked now. Raises ``Refusal`` if there are too many."""
         queues = tuple(queues)
         names = {group, client_id, *(topic for topic, _ in queues)}
-        if max(map(len, names)) > NAME_CHARS_MAX:
-            raise Refusal(RefusalKind.INVALID, f"a name has more than {NAME_CHARS_MAX} characters")
+        if max(map(len, names)) > _NAME_CHARS_MAX:
+            raise Refusal(RefusalKind.INVALID, f"a name has more than {_NAME_CHARS_MAX} characters")
         now, got = self._now(), []
         for queue in queues:
             self._forget(now, self._locks)
@@ -144,7 +345,7 @@ class QueueLocks:
             raise Refusal(RefusalKind.TOO_MANY, f"{reason} (account_share_percent)")
 
     def _forget(self, now: float, oldest: Iterable[_Key]) -> None:
-        for key in tuple(islice(oldest, FORGOTTEN)):
+        for key in tuple(islice(oldest, _FORGOTTEN)):
             if now - self._locks[key].renewed_at <= LOCK_S:
                 return
             self._drop(key)
@@ -163,7 +364,6 @@ class QueueLocks:
             del self._owned[owner]
 
 
-_LOG: Final = logging.getLogger("rocketstore")
 TROUBLES_MAX: Final = 16
 """Groups with troubles that are conditions at a time: anybody may make groups, and a node has room for few."""
 TROUBLE_S: Final = 90.0
@@ -226,7 +426,7 @@ class Groups:
                 except Refusal as error:
                     if len(self._complaints) < COMPLAINTS_MAX and group.name not in self._complaints:
                         self._complaints.add(group.name)
-                        _LOG.warning("no topic for what %s sends back: %s", group.name, error)
+                        _log.warning("no topic for what %s sends back: %s", group.name, error)
 
     async def lock(self, group: str, client_id: str, queues: Sequence[QueueKey], owner: str) -> list[QueueKey]:
         """Lock or renew; returns what the client has locked now. Raises ``Refusal``: this is no master, or there are

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from rocketstore.filter.filters import TAG
+from rocketstore.broker.reading import TAG
 from rocketstore.message.record import QueuePlace
 
 ANY_QUEUE: Final = -1
@@ -78,7 +78,7 @@ class Receive(NamedTuple):
     wait_ms: int = 0
     """How long to wait for the first message, up to ``WAIT_MS_MAX``."""
     kind: str = TAG
-    """The language of ``expression``: ``rocketstore.filter.filters.TAG`` or ``SQL92``."""
+    """The language of ``expression``: ``rocketstore.broker.reading.TAG`` or ``SQL92``."""
     expression: str = "*"
     """Messages that do not match are settled for the group at once."""
     attempt_id: str = ""

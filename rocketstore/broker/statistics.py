@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError
+from rocketstore.broker.groups import Retries
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.measurements import first_groups, first_topics
 from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.retries import Retries
 from rocketstore.broker.topics import SeenTopic, Topics
 from rocketstore.pop.tables import PopPlace
 from rocketstore.state.broker_state import BrokerState

@@ -19,9 +19,9 @@ from rocketstore.broker.groups import Groups
 from rocketstore.broker.pop_types import ANY_QUEUE, MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of_retry
 from rocketstore.broker.popping.service import ACKED_AT_ONCE, Popping
+from rocketstore.broker.reading import TAG
 from rocketstore.broker_remoting.access import RemotingAccess
 from rocketstore.broker_remoting.pulls import WaitingTasks
-from rocketstore.filter.filters import TAG
 from rocketstore.message.properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, with_property
 from rocketstore.pop.tables import retry_topic_of

@@ -11,9 +11,9 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables, Subscription
+from rocketstore.broker.reading import SQL92
 from rocketstore.broker_remoting.administration import Administration
 from rocketstore.broker_remoting.members import data_of
-from rocketstore.filter.filters import SQL92
 from rocketstore.remoting.bodies.groups import CorrectionOffsets
 from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeQueueData
 from rocketstore.remoting.headers import CloneOffsetHeader, ConsumeQueueHeader, CorrectionOffsetHeader, read_header

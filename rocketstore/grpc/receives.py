@@ -26,8 +26,8 @@ from rocketstore.broker.pop_types import (
     Receive,
 )
 from rocketstore.broker.popping.service import ACKS_MAX
+from rocketstore.broker.reading import SQL92, TAG
 from rocketstore.broker.refusal import Refusal
-from rocketstore.filter.filters import SQL92, TAG
 from rocketstore.grpc.calls import GatewayCall, name_of
 from rocketstore.grpc.codes import OK, RejectedError
 from rocketstore.grpc.messages import REPACKED_BYTES_MAX, is_compressed, set_ms, to_client

@@ -60,7 +60,7 @@ from rocketstore.state.publisher import (
     is_past,
 )
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import TimedProgress
+from rocketstore.timer.hours import TimedProgress
 from rocketstore.types import (
     BROKER_STATE_TOPIC,
     CHECKED_TOO_OFTEN_TOPIC,

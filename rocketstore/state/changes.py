@@ -33,7 +33,7 @@ from rocketstore.state.attributes import (
     policy_from_json,
     policy_json,
 )
-from rocketstore.timer.entries import TimedProgress
+from rocketstore.timer.hours import TimedProgress
 from rocketstore.types import MessageType
 
 _T = TypeVar("_T")

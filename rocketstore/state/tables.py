@@ -33,7 +33,7 @@ from rocketstore.state.changes import (
     SetTimedProgress,
     TopicConfig,
 )
-from rocketstore.timer.entries import NOTHING_DELIVERED, TimedProgress
+from rocketstore.timer.hours import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import SCHEDULE_TOPIC, TIMED_TOPIC
 
 _ROWS_AT_ONCE: Final = min(32, ROWS_MAX)

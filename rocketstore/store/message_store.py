@@ -39,8 +39,8 @@ from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
 from rocketstore.store.recovery import RecoveryPlan
 from rocketstore.store.rounds import LogKeeper, StoreRounds
 from rocketstore.store.stats import StoreStats, bytes_text
-from rocketstore.timer.entries import TimedProgress
 from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.hours import TimedProgress
 from rocketstore.types import (
     BrokerRole,
     GetMessageStatus,

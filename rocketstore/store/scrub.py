@@ -35,7 +35,7 @@ from rocketstore.index.format import TopicHashes, key_hashes
 from rocketstore.index.service import IndexService, places_of
 from rocketstore.message.scan import scan_records
 from rocketstore.store.derived import Derived
-from rocketstore.timer.entries import TimedEntry, entry_of
+from rocketstore.timer.hours import TimedEntry, entry_of
 from rocketstore.types import TIMED_TOPIC, QueueUnit, ScannedRecords
 
 _SCAN_BYTES: Final = MIB

@@ -16,16 +16,7 @@ from typing import Final
 import numpy as np
 
 from dledger.errors import invariant
-from rocketstore.timer.entries import (
-    ROW,
-    Entries,
-    EntryKind,
-    TimedEntry,
-    TimedProgress,
-    entries_of,
-    open_entries,
-    select,
-)
+from rocketstore.timer.hours import ROW, Entries, EntryKind, TimedEntry, TimedProgress, entries_of, open_entries, select
 
 ROUND_MAX: Final = 20_000
 """Entries of one round, besides late ones: those that are stored meanwhile wait for its end."""

@@ -25,40 +25,38 @@ import numpy as np
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
-from rocketstore.timer.entries import (
+from rocketstore.timer.hours import (
     ADVICE,
     CHANGED,
     ENTRY,
     HOUR_MS,
+    HOURS_FILE,
     NOTHING_DELIVERED,
+    SECONDS,
     Entries,
     EntryKind,
     FirstDue,
     HourExtent,
-    TimedEntry,
-    TimedProgress,
-    Wanted,
-    decode_entries,
-    entries_with,
-    entry_of,
-    first_due,
-    length,
-    read_rest,
-    still_open,
-    timed_heads,
-)
-from rocketstore.timer.hours import (
-    HOURS_FILE,
-    SECONDS,
     HourFile,
     HourMark,
     HourRepair,
     RecallIndex,
+    TimedEntry,
+    TimedProgress,
+    Wanted,
     count_hour,
+    decode_entries,
     decode_hours,
     encode_hours,
+    entries_with,
+    entry_of,
+    first_due,
     hour_of,
     hour_path,
+    length,
+    read_rest,
+    still_open,
+    timed_heads,
 )
 from rocketstore.types import RecordHead
 

@@ -30,8 +30,8 @@ from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.changes import Change, CommitOffsets, PutGroup, SetDelayOffsets
+from rocketstore.state.files import SYS_FLAG_INNER_BATCH, TIMER_TOPIC, topics_of_batches, unserved
 from rocketstore.state.rocketmq_files import TOPICS, changes_in, impossible_topics
-from rocketstore.state.unserved import SYS_FLAG_INNER_BATCH, TIMER_TOPIC, topics_of_batches, unserved
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, RecordHead
 from rocketstore.upgrade.agreement import STATE_FILES
 from rocketstore.upgrade.members import COMMIT_LOG

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from dledger.store.fs import read_whole
-from rocketstore.timer.entries import ENTRY, Entries, TimedProgress, decode_entries
-from rocketstore.timer.hours import HOURS_FILE, decode_hours, hour_path
+from rocketstore.timer.hours import ENTRY, HOURS_FILE, Entries, TimedProgress, decode_entries, decode_hours, hour_path
 from rocketstore.verification.compare import Bounds
 
 

@@ -38,8 +38,8 @@ from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpointFile, i
 from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
 from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
-from rocketstore.timer.entries import NOTHING_DELIVERED, TimedProgress
 from rocketstore.timer.files import TimerFiles
+from rocketstore.timer.hours import NOTHING_DELIVERED, TimedProgress
 from rocketstore.types import RecordHead
 from rocketstore.verification.compare import (
     Bounds,

@@ -22,7 +22,7 @@ from rocketstore.consume_queue import units
 from rocketstore.index import format as index_format
 from rocketstore.message import record
 from rocketstore.store import checkpoint as store_checkpoint
-from rocketstore.timer import entries as timer_entries
+from rocketstore.timer import hours as timer_entries
 from tests.docs.documents import ROOT, lines, table_below
 
 FORMATS: Final = ROOT / "docs" / "formats.md"

@@ -46,11 +46,10 @@ from dledger.store.identity import (
 from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
 from dledger_spark.option_values import offsets_value
 from rocketstore import queue_numbers as numbering_record
+from rocketstore.broker.reading import TagFilter
 from rocketstore.client.aio.received import split_records
 from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, QueueEnd, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.units import parse_units
-from rocketstore.filter.filters import TagFilter
-from rocketstore.filter.sql import SqlCondition
 from rocketstore.index.format import IndexHeader, IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
 from rocketstore.message import properties as message_properties
@@ -60,6 +59,7 @@ from rocketstore.message.message import DelayLevels, Message, parse_level
 from rocketstore.message.record import decode_record
 from rocketstore.message.record import encode_record as encode_message
 from rocketstore.message.scan import scan_entries, scan_records
+from rocketstore.message.sql import SqlCondition
 from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, read_snapshot, write_snapshot
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig, decode_state
 from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files

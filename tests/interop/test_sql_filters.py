@@ -13,7 +13,7 @@ from dledger.errors import InvalidRequestError
 from rocketstore.client import Message, Sql, TopicInfo
 from rocketstore.client.aio import Admin, Consumer, Producer
 from rocketstore.client.aio.errors import RefusedError
-from rocketstore.filter.sql import SqlCondition
+from rocketstore.message.sql import SqlCondition
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.server import BrokerServer

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from dledger.types import NodeId
-from rocketstore.timer.entries import HOUR_MS
+from rocketstore.timer.hours import HOUR_MS
 from tests.sim_store.broker import MemberBroker
 from tests.sim_store.clients import FurtherClients
 from tests.sim_store.disk import Disk

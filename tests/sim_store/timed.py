@@ -13,7 +13,7 @@ from rocketstore.broker.sending import SendBatch
 from rocketstore.message.message import Message
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import ENTRY, HOUR_MS
+from rocketstore.timer.hours import ENTRY, HOUR_MS
 from tests.sim_store.model import Model, require
 from tests.sim_store.popping import read_all
 from tests.sim_store.serving import REFUSED, ServingBroker, wall_ms

@@ -28,7 +28,7 @@ from rocketstore.message.properties import encode_properties, find_property, tag
 from rocketstore.message.record import encode_record
 from rocketstore.store.dispatch import Pace
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import TimedProgress
+from rocketstore.timer.hours import TimedProgress
 from rocketstore.types import (
     SCHEDULE_TOPIC,
     BrokerRole,

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from dledger.errors import CorruptLogError
-from rocketstore.timer.entries import (
+from rocketstore.timer.files import FollowedHours, TimedListener, TimerFiles
+from rocketstore.timer.hours import (
     ADVICE,
     CHANGED,
     HOUR_MS,
     Entries,
     FirstDue,
     HourExtent,
+    HourFile,
     TimedEntry,
     TimedProgress,
     Wanted,
@@ -21,8 +23,6 @@ from rocketstore.timer.entries import (
     select,
     still_open,
 )
-from rocketstore.timer.files import FollowedHours, TimedListener, TimerFiles
-from rocketstore.timer.hours import HourFile
 
 _T = TypeVar("_T")
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import CorruptLogError, DLedgerError
+from rocketstore.broker.groups import DEAD_QUEUES, READ_WRITE, Retries, trim
 from rocketstore.broker.reading import QueueReading, ReadLimits
 from rocketstore.broker.refusal import Refusal
-from rocketstore.broker.retries import DEAD_QUEUES, READ_WRITE, Retries, trim
 from rocketstore.broker.sending import SendBatch, Sending
 from rocketstore.config import MIB
 from rocketstore.message.checks import properties_bytes

@@ -17,10 +17,9 @@ from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Recei
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership, Subscribed, WaitingReceives
 from rocketstore.broker.pull import PULL_BYTES_DEFAULT
-from rocketstore.broker.reading import QueueReading, ReadLimits, SubscriptionFilters
+from rocketstore.broker.reading import MessageFilter, QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
-from rocketstore.filter.filters import MessageFilter
 from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_times_of
 from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopFound, PopRead, PopWish, QueueBounds
 from rocketstore.pop.tables import PopPlace, retry_topic_of

@@ -27,7 +27,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.message.timed import NO_ID, RecallHandle, WrongHandleError, decode_handle, waiting_of
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import HOUR_MS, Entries, TimedEntry, open_entries, select
+from rocketstore.timer.hours import HOUR_MS, Entries, TimedEntry, open_entries, select
 from rocketstore.types import TIMED_TOPIC
 
 LISTED_MAX: Final = 256

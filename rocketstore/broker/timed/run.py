@@ -30,7 +30,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.due import DueRound, DueTable
-from rocketstore.timer.entries import HOUR_MS, EntryKind, TimedEntry, TimedProgress, decode_entries, open_entries
+from rocketstore.timer.hours import HOUR_MS, EntryKind, TimedEntry, TimedProgress, decode_entries, open_entries
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 
 LOOK_MS: Final = 60_000

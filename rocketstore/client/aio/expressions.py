@@ -8,8 +8,8 @@ from typing import Final, Self
 
 from dledger.errors import ConfigError, InvalidRequestError
 from dledger.records import record
-from rocketstore.filter.sql import SqlCondition
 from rocketstore.message.properties import tags_code
+from rocketstore.message.sql import SqlCondition
 from rocketstore.remoting.bodies.clients import SubscriptionData
 
 TAG: Final = "TAG"

@@ -30,10 +30,9 @@ HOMES: Final = {
     "rocketstore/remoting/group_offsets.py": "requests of ours for a group's offsets; nothing stored",
     "rocketstore/remoting/numbered_sends.py": "requests of ours with numbered messages; nothing stored",
     "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
-    "rocketstore/state/unserved.py": "RocketMQ's timer files, which are read once",
+    "rocketstore/state/files.py": "RocketMQ's timer files, which are read once",
     "rocketstore/store/checkpoint.py": "the store's checkpoint",
-    "rocketstore/timer/entries.py": "an hour's entries as a table, from its layout",
-    "rocketstore/timer/hours.py": "files of an hour's timed messages, and the list of them",
+    "rocketstore/timer/hours.py": "an hour's entries as a table, files of them, and the list of these",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""
 _WRITTEN_DOWN: Final = re.compile(r"\bStruct\(|\bstruct\.(?:un)?pack(?:_from|_into)?\(|\bnp\.dtype\(")

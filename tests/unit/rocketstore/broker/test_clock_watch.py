@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.conditions import ConditionKind, Conditions
-from rocketstore.broker.clock_watch import ClockWatch
+from rocketstore.server import ClockWatch
 from tests.support.waiting import ManualClock
 
 

@@ -47,12 +47,12 @@ def test_changes_that_follow_each_other_are_told_together() -> None:
 
 def test_a_large_group_is_not_told_in_one_go() -> None:
     async def test() -> None:
-        links = [_Link() for _ in range(2 * module.AT_ONCE_MAX)]
+        links = [_Link() for _ in range(2 * module.NOTICES_AT_ONCE_MAX)]
         notices = Notices(lambda _: [cast("ClientLink", one) for one in links])
         notices.changed("g")
         while not links[0].told["g"]:
             await asyncio.sleep(0)
-        assert sum(one.told["g"] for one in links) == module.AT_ONCE_MAX
+        assert sum(one.told["g"] for one in links) == module.NOTICES_AT_ONCE_MAX
         notices.changed("h")
         await _until(links, "g")
         await _until(links, "h")

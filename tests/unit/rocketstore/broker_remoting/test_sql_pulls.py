@@ -10,8 +10,8 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from rocketstore.broker import reading
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
-from rocketstore.filter import filters
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode
@@ -136,12 +136,12 @@ def test_new_conditions_are_parsed_beside_the_loop(client: RemotingSocket, monke
     """Long ones take tens of milliseconds; known ones are not parsed again."""
     threads: list[str] = []
 
-    class Noted(filters.SqlFilter):
+    class Noted(reading.SqlFilter):
         def __init__(self, *args: object) -> None:
             threads.append(threading.current_thread().name)
             super().__init__(*args)  # type: ignore[arg-type]  # passed on
 
-    monkeypatch.setattr(filters, "SqlFilter", Noted)
+    monkeypatch.setattr(reading, "SqlFilter", Noted)
     for _ in range(3):
         pull(client, "amount > 1")
     assert [one.rpartition("_")[0] for one in threads] == ["rocketstore-read"]

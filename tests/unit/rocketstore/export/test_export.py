@@ -27,7 +27,7 @@ from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import HOUR_MS, open_entries
+from rocketstore.timer.hours import HOUR_MS, open_entries
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, TRANSACTION_CHECKS_TOPIC, PutResult, QueueUnit, RecordHead
 from rocketstore.verification.verify import verify_broker
 from tests.support.damage import turn

@@ -13,8 +13,8 @@ import pytest
 
 from dledger.errors import InvalidRequestError
 from dledger.log_output import LINES_MAX, BoundedLog
-from rocketstore.filter import filters as filters_module
-from rocketstore.filter.filters import (
+from rocketstore.broker import reading as filters_module
+from rocketstore.broker.reading import (
     EXPRESSION_CHARS_MAX,
     FILTERS_CHARS_MAX,
     FILTERS_MAX,
@@ -27,10 +27,10 @@ from rocketstore.filter.filters import (
     SqlFilter,
     TagFilter,
 )
-from rocketstore.filter.sql import SqlCondition
 from rocketstore.message.message import Message
 from rocketstore.message.properties import decode_properties, tags_code
 from rocketstore.message.record import encode_record, properties_of
+from rocketstore.message.sql import SqlCondition
 
 USUAL = {"amount": "12", "region": "EU", "UNIQ_KEY": "AC110001" * 4, "WAIT": "true", "TAGS": "new", "KEYS": "order-17"}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dledger.errors import InvalidRequestError
-from rocketstore.filter.sql import CHARS_MAX, DEPTH_MAX, HEIGHT_MAX, TERMS_MAX, NoResultError, SqlCondition
+from rocketstore.message.sql import CHARS_MAX, DEPTH_MAX, HEIGHT_MAX, TERMS_MAX, NoResultError, SqlCondition
 from tests.interop.sql_cases import golden_cases
 
 

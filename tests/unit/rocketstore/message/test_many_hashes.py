@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.filter.filters import java_hashes
+from rocketstore.broker.reading import java_hashes
 from rocketstore.message.properties import java_hash
 from tests.unit.rocketstore.message.test_tags import slow_hash
 

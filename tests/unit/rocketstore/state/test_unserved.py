@@ -11,9 +11,9 @@ import pytest
 
 from dledger.store.fs import FileSystem
 from rocketstore.state.changes import PutTopic, TopicConfig
+from rocketstore.state.files import timed_messages, unserved
 from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files
 from rocketstore.state.tables import Tables
-from rocketstore.state.unserved import timed_messages, unserved
 
 NOW_MS = 1_795_796_700_000
 DAY_S = 86_400

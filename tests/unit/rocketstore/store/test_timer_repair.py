@@ -14,7 +14,7 @@ from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.timed import make_timed, recall_message
 from rocketstore.store.message_store import MessageStore
-from rocketstore.timer.entries import ENTRY, HOUR_MS
+from rocketstore.timer.hours import ENTRY, HOUR_MS
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.bench import running
 

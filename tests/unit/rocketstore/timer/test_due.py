@@ -9,7 +9,7 @@ import pytest
 
 from rocketstore.timer import due as due_module
 from rocketstore.timer.due import DueTable
-from rocketstore.timer.entries import (
+from rocketstore.timer.hours import (
     ENTRY,
     NOTHING_DELIVERED,
     EntryKind,

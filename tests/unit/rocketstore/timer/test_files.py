@@ -7,10 +7,24 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
-from rocketstore.timer import entries
-from rocketstore.timer.entries import ENTRY, HOUR_MS, Entries, HourExtent, TimedEntry, TimedProgress, read_rest
+from rocketstore.timer import hours
 from rocketstore.timer.files import TimerFiles
-from rocketstore.timer.hours import HOURS_FILE, HourCounts, HourMark, count_hour, decode_hours, encode_hours, hour_path
+from rocketstore.timer.hours import (
+    ENTRY,
+    HOUR_MS,
+    HOURS_FILE,
+    Entries,
+    HourCounts,
+    HourExtent,
+    HourMark,
+    TimedEntry,
+    TimedProgress,
+    count_hour,
+    decode_hours,
+    encode_hours,
+    hour_path,
+    read_rest,
+)
 from rocketstore.types import TIMED_TOPIC, RecordHead
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states
 from tests.unit.rocketstore.heads import STORE_MS, head
@@ -241,7 +255,7 @@ def test_one_message_is_found_in_its_hour_unless_it_was_recalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T5: read piece by piece; the newest copy counts, and nothing is believed of a damaged file."""
-    monkeypatch.setattr(entries, "PIECE_BYTES", 3 * ENTRY.size)
+    monkeypatch.setattr(hours, "PIECE_BYTES", 3 * ENTRY.size)
     files = opened(tmp_path / "files")
     files.append([timed(number, STORE_MS + number) for number in range(7)])
     files.append([timed(7, STORE_MS + 3, origin=3), timed(8, STORE_MS + 4, recall=4), timed(9, STORE_MS, origin=0)])

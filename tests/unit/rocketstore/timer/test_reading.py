@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
-from rocketstore.timer import entries
-from rocketstore.timer.entries import ENTRY, Entries, HourExtent, TimedEntry, first_due
+from rocketstore.timer import hours
+from rocketstore.timer.hours import ENTRY, Entries, HourExtent, TimedEntry, first_due
 
 PIECE = 16
 
@@ -35,7 +35,7 @@ def test_a_page_has_what_is_due_first_and_says_when_the_rest_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: int
 ) -> None:
     """Of any order in the file, with many due at once or few; page by page, everything comes once."""
-    monkeypatch.setattr(entries, "PIECE_BYTES", PIECE * ENTRY.size)
+    monkeypatch.setattr(hours, "PIECE_BYTES", PIECE * ENTRY.size)
     chance = random.Random(kinds)
     for size in (0, 1, PIECE, 500):
         dues_ms = [chance.randrange(kinds) for _ in range(size)]

@@ -13,7 +13,7 @@ from dledger.errors import ConfigError
 from dledger_cli.cli import main
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
-from rocketstore.state.unserved import TIMER_TOPIC
+from rocketstore.state.files import TIMER_TOPIC
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from rocketstore.upgrade.survey import by_size, survey

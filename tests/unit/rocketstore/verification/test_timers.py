@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.timer.entries import ENTRY, HOUR_MS, NOTHING_DELIVERED, TimedProgress
 from rocketstore.timer.files import TimerFiles
-from rocketstore.timer.hours import HOURS_FILE, hour_path
+from rocketstore.timer.hours import ENTRY, HOUR_MS, HOURS_FILE, NOTHING_DELIVERED, TimedProgress, hour_path
 from rocketstore.verification.compare import Bounds
 from rocketstore.verification.timers import TimerProblem, compare_timers
 from tests.unit.rocketstore.heads import STORE_MS

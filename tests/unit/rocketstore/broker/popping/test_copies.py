@@ -10,9 +10,8 @@ import pytest
 
 from rocketstore.broker.popping import copies
 from rocketstore.broker.popping.copies import Copies
-from rocketstore.broker.reading import QueueReading, ReadLimits
+from rocketstore.broker.reading import MessageFilter, QueueReading, ReadLimits
 from rocketstore.broker.sending import MessageSource, SendBatch, SendDone, Sending
-from rocketstore.filter.filters import MessageFilter
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.types import GetResult, PutMessageStatus, PutResult
 from tests.support.waiting import wait_until

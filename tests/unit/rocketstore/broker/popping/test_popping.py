@@ -17,9 +17,8 @@ from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.driver import CLIENT_WAITS_MAX
-from rocketstore.broker.reading import QueueReading
+from rocketstore.broker.reading import SQL92, QueueReading
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.filter.filters import SQL92
 from rocketstore.message.record import QueuePlace
 from rocketstore.pop.engine import PopEngine
 from rocketstore.pop.operations import Handle, Loading, Origin, PopDelivery, PopWish, Settling, Verdict, encode_handle

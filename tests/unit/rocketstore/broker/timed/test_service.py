@@ -23,7 +23,7 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.publisher import StateDone
 from rocketstore.state.tables import Tables
-from rocketstore.timer.entries import NOTHING_DELIVERED, TimedEntry, TimedProgress
+from rocketstore.timer.hours import NOTHING_DELIVERED, TimedEntry, TimedProgress
 from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.fake_store import FakeLog, FakeStore
 from tests.support.waiting import ManualClock
