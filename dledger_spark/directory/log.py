@@ -28,7 +28,7 @@ from dledger_spark.directory.tail import records_end
 from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from rocketstore.message.record import BLANK as MESSAGE_HEAD
 from rocketstore.message.record import MESSAGE_MAGICS
-from rocketstore.store.checkpoint import UNKNOWN, decode_checkpoint
+from rocketstore.store.directory import UNKNOWN, decode_checkpoint
 
 _LOOKED_AT: Final = 64
 """How many entries to examine to determine the log's contents: those that start terms are inconclusive."""

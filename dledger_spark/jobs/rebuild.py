@@ -29,8 +29,7 @@ from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
-from rocketstore.store.deleted import DELETED_FILE
-from rocketstore.store.directory import StoreDirectory
+from rocketstore.store.directory import DELETED_FILE, StoreDirectory
 from rocketstore.verification.verify import settings_for
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ from rocketstore.message.message import SYS_FLAG_TRANSACTION, DelayLevels
 from rocketstore.message.record import HEAD, HOST_V6_FLAGS, PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT
 from rocketstore.state.applier import BrokerSnapshot, write_snapshot
 from rocketstore.state.rocketmq_files import GROUPS, TOPICS, RocketmqFiles
-from rocketstore.store.deleted import DELETED_FILE
-from rocketstore.store.directory import ABORT_FILE, StoreDirectory
+from rocketstore.store.directory import ABORT_FILE, DELETED_FILE, StoreDirectory
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import (
     BROKER_STATE_TOPIC,

@@ -29,15 +29,11 @@ from rocketstore.commit_log.port import CommitLog, PutDone, PutWaiter, SequenceD
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.checks import check_message
 from rocketstore.message.message import Message
-from rocketstore.store.checkpoint import UNKNOWN
-from rocketstore.store.derived import Derived
-from rocketstore.store.directory import StoreDirectory
+from rocketstore.store.derived import Attempts, Derived, Durability, RecoveryPlan
+from rocketstore.store.directory import UNKNOWN, StoreDirectory
 from rocketstore.store.dispatch import ArrivalListener, DispatchService, Pace
-from rocketstore.store.durability import Attempts, Durability
-from rocketstore.store.flags import Obstacle, PutGate
 from rocketstore.store.reads import RecordFilter, StoreReader, TagFilter
-from rocketstore.store.recovery import RecoveryPlan
-from rocketstore.store.rounds import LogKeeper, StoreRounds
+from rocketstore.store.rounds import LogKeeper, Obstacle, PutGate, StoreRounds
 from rocketstore.store.stats import StoreStats, bytes_text
 from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.hours import TimedProgress
@@ -540,7 +536,7 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Remove a topic's queues; its messages stay in the log until they expire. Raises ``DiskError``.
 
-        If it is created again, its queues' numbering continues where it was (see ``rocketstore.store.deleted``).
+        If it is created again, its queues' numbering continues where it was (see ``rocketstore.store.directory``).
         """
         self._durability.delete_topic(topic)
 

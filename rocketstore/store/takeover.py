@@ -32,8 +32,7 @@ from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import check_sizes
 from rocketstore.message.record import BLANK, BLANK_MAGIC, MESSAGE_MAGICS
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
-from rocketstore.store.directory import StoreDirectory
+from rocketstore.store.directory import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile, StoreDirectory
 
 _log = logging.getLogger("rocketstore")
 

@@ -37,8 +37,7 @@ from rocketstore.config import MIB
 from rocketstore.ha.epoch import EPOCH_FILE
 from rocketstore.ha.memory import MEMORY_FILE
 from rocketstore.message.record import BLANK, BLANK_MAGIC
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
-from rocketstore.store.directory import StoreDirectory
+from rocketstore.store.directory import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile, StoreDirectory
 from rocketstore.upgrade.agreement import STATE_FILES
 from rocketstore.upgrade.compare import FITTING, Compared, LogStanding, OldLog
 from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember

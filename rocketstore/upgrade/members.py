@@ -18,8 +18,7 @@ from dledger.store.identity import LOCK_FILE
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.commit_log.base_log import group_has_begun, written_segments
 from rocketstore.settings import load_broker_settings
-from rocketstore.store.checkpoint import CHECKPOINT_FILE
-from rocketstore.store.directory import ABORT_FILE
+from rocketstore.store.directory import ABORT_FILE, CHECKPOINT_FILE
 
 COMMIT_LOG: Final = "commitlog"
 BELONGING: Final = ("consumequeue", "index", "index-sums", "timers", "config", CHECKPOINT_FILE)

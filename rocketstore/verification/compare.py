@@ -23,8 +23,7 @@ from dledger.store.fs import FileSystem, read_whole
 from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
 from rocketstore.index.file import HEADER_BYTES, IndexShape
 from rocketstore.index.format import ENTRIES, HEADER, KEY, IndexHeader, chained, seconds_since
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
-from rocketstore.store.directory import ABORT_FILE
+from rocketstore.store.directory import ABORT_FILE, CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile
 
 Mask = NDArray[np.bool_]
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}")

@@ -34,9 +34,15 @@ from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_recor
 from rocketstore.settings import load_broker_settings
 from rocketstore.state.applier import SNAPSHOT_FILE, decode_snapshot
 from rocketstore.state.changes import MalformedStateError, SetTimedProgress
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpointFile, is_intact, read_checkpoint_file
-from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
-from rocketstore.store.directory import ABORT_FILE
+from rocketstore.store.directory import (
+    ABORT_FILE,
+    CHECKPOINT_FILE,
+    DELETED_FILE,
+    DeletedQueues,
+    StoreCheckpointFile,
+    is_intact,
+    read_checkpoint_file,
+)
 from rocketstore.store.dispatch import RECORD_BYTES_MAX
 from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.hours import NOTHING_DELIVERED, TimedProgress

@@ -21,7 +21,7 @@ from dledger.types import HardState, NodeId, Standing, Term
 from rocketstore.consume_queue import units
 from rocketstore.index import format as index_format
 from rocketstore.message import record
-from rocketstore.store import checkpoint as store_checkpoint
+from rocketstore.store import directory as store_checkpoint
 from rocketstore.timer import hours as timer_entries
 from tests.docs.documents import ROOT, lines, table_below
 

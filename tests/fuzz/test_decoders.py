@@ -64,9 +64,9 @@ from rocketstore.state.applier import SNAPSHOT_FILE, BrokerSnapshot, read_snapsh
 from rocketstore.state.changes import CommitOffsets, PutTopic, QueueOffset, SetDelayOffsets, TopicConfig, decode_state
 from rocketstore.state.rocketmq_files import RocketmqFiles, read_rocketmq_files
 from rocketstore.state.tables import Tables
-from rocketstore.store.checkpoint import StoreCheckpoint as BrokerCheckpoint
-from rocketstore.store.checkpoint import decode_checkpoint as decode_broker_checkpoint
-from rocketstore.store.deleted import DELETED_FILE, DeletedQueues
+from rocketstore.store.directory import DELETED_FILE, DeletedQueues
+from rocketstore.store.directory import StoreCheckpoint as BrokerCheckpoint
+from rocketstore.store.directory import decode_checkpoint as decode_broker_checkpoint
 from tests.fuzz.shapes import changed_json, fuzzed, messages, mutilated
 
 Decode = Callable[[bytes], object]

@@ -20,7 +20,7 @@ from dledger_spark.rebuild.parts import INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.rows import ORDER, rows_of
 from dledger_spark.source.derived import Attempt, DerivedOptions, DerivedWriter, read_counts
 from rocketstore.config import MessageStoreConfig
-from rocketstore.store.checkpoint import decode_checkpoint
+from rocketstore.store.directory import decode_checkpoint
 from tests.unit.dledger_spark.rebuild.stores import index_files, put_all, queue_files
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key
 from tests.unit.rocketstore.store.test_message_store_replicated import master

@@ -19,7 +19,7 @@ from dledger_spark.errors import BrokenRecordError, LogDirectoryError
 from dledger_spark.options import VerifyCrc
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, HEAD_V4, HEAD_V4_BYTES, encode_record
-from rocketstore.store.checkpoint import StoreCheckpoint
+from rocketstore.store.directory import StoreCheckpoint
 from tests.support.log_bytes import write_disk_log
 
 FILE_BYTES = 32 * 1024

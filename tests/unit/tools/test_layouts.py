@@ -31,7 +31,7 @@ HOMES: Final = {
     "rocketstore/remoting/numbered_sends.py": "requests of ours with numbered messages; nothing stored",
     "dledger/remoting/frame.py": "frames of RocketMQ's remoting protocol; nothing stored",
     "rocketstore/state/files.py": "RocketMQ's timer files, which are read once",
-    "rocketstore/store/checkpoint.py": "the store's checkpoint",
+    "rocketstore/store/directory.py": "the store's checkpoint",
     "rocketstore/timer/hours.py": "an hour's entries as a table, files of them, and the list of these",
 }
 """Each module that may write a struct's or a table's fields down, and of what."""

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem
-from rocketstore.store.checkpoint import (
+from rocketstore.store.directory import (
     CHECKPOINT_BYTES,
     UNKNOWN,
     StoreCheckpoint,

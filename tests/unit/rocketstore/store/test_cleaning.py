@@ -12,7 +12,7 @@ from dledger.store.fs import DiskUsage
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.queue import OnForced, untold
-from rocketstore.store.cleaning import MANUAL_ROUNDS, CleanDecision, Cleaner, decide, delete_hours, used_percent
+from rocketstore.store.rounds import MANUAL_ROUNDS, CleanDecision, Cleaner, decide, delete_hours, used_percent
 from tests.crash.crash_fs import FailingFs
 from tests.support.waiting import ManualClock
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
-from rocketstore.store.deleted import DeletedQueues
+from rocketstore.store.directory import DeletedQueues
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs
 
 

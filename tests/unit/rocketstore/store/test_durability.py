@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 
 from dledger.errors import DiskError, DiskFullError
-from rocketstore.store.checkpoint import StoreCheckpointFile
-from rocketstore.store.durability import Attempts, Durability
+from rocketstore.store.derived import Attempts, Durability
+from rocketstore.store.directory import StoreCheckpointFile
 from tests.crash.crash_fs import NO_SPACE, FailingFs
 
 

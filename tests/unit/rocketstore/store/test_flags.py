@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.store.flags import Obstacle, PutGate
+from rocketstore.store.rounds import Obstacle, PutGate
 from rocketstore.types import BrokerRole, PutMessageStatus
 
 

@@ -1,4 +1,4 @@
-"""From where queues and index are built again: every case of the table in ``rocketstore.store.recovery``."""
+"""From where queues and index are built again: every case of the table in ``rocketstore.store.derived``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
 from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexLoad, IndexService
-from rocketstore.store.checkpoint import UNKNOWN, StoreCheckpoint
-from rocketstore.store.recovery import QueueFindings, RecoveryFindings, RecoveryPlan, file_by_time, plan, recover
+from rocketstore.store.derived import QueueFindings, RecoveryFindings, RecoveryPlan, file_by_time, plan, recover
+from rocketstore.store.directory import UNKNOWN, StoreCheckpoint
 from tests.unit.rocketstore.fakes import FakeLog
 
 OURS = StoreCheckpoint(1, 1, 1, replay_from=600, queue_units=10, index_end=500, index_entries=7)

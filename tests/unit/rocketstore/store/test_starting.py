@@ -11,7 +11,7 @@ import pytest
 
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError
 from rocketstore.config import MessageStoreConfig
-from rocketstore.store.checkpoint import decode_checkpoint
+from rocketstore.store.directory import decode_checkpoint
 from rocketstore.types import GetMessageStatus
 from tests.crash.crash_fs import OpeningFs
 from tests.unit.rocketstore.bench import EVENS, ODDS, bodies, fill, make_store, running, with_key

@@ -12,8 +12,13 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from rocketstore.state.rocketmq_files import CONSUMER_OFFSETS
-from rocketstore.store.checkpoint import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile
-from rocketstore.store.directory import ABORT_FILE, StoreDirectory
+from rocketstore.store.directory import (
+    ABORT_FILE,
+    CHECKPOINT_FILE,
+    StoreCheckpoint,
+    StoreCheckpointFile,
+    StoreDirectory,
+)
 from rocketstore.upgrade.align import Alignment, align, plan, room_problems
 from rocketstore.upgrade.compare import LogStanding, compare
 from rocketstore.upgrade.members import OldMember, find_members
