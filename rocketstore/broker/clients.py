@@ -22,7 +22,7 @@ SILENT_S_MAX: Final = 120.0
 """RocketMQ's: a client without a heartbeat for this long is dropped."""
 MEMBERS_MAX: Final = 200_000
 """Maximum memberships in groups, of all clients together."""
-CONNECTION_MEMBERS_MAX: Final = 4096
+_CONNECTION_MEMBERS_MAX: Final = 4096
 """The maximum for one connection."""
 HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 4096
 """Maximum subscriptions in one heartbeat: those of all groups of a client."""
@@ -36,9 +36,9 @@ _SAID_BYTES: Final = 128
 _TAG_BYTES: Final = 128
 """About what a subscription, a client's word about one, and a tag with its hash take besides their texts."""
 MEETINGS: Final = 3
-MEETINGS_S: Final = 120.0
+_MEETINGS_S: Final = 120.0
 """So many connections of one client id within this time, each while another is there, are of two clients."""
-MET_MAX: Final = 1024
+_MET_MAX: Final = 1024
 
 
 class HalfCheck(NamedTuple):
@@ -121,7 +121,7 @@ class Trouble(Enum):
     CLIENT_ID = "client id"
 
 
-class Said(NamedTuple):
+class _Said(NamedTuple):
     """A client's subscription to a topic: its version, and a digest of the rest."""
 
     version: int
@@ -140,7 +140,7 @@ class Client:
         self.version = beat.version
         self.heard_at = now
         """In the loop's time."""
-        self.said: dict[str, Said] = {}
+        self.said: dict[str, _Said] = {}
         """As a consumer, by topic."""
 
 
@@ -218,8 +218,8 @@ class ConsumerGroup:
             return None
         if before is None:
             count, since = self._met.get(name, (0, client.heard_at))
-            count, since = (0, client.heard_at) if client.heard_at - since > MEETINGS_S else (count, since)
-            if len(self._met) >= MET_MAX:
+            count, since = (0, client.heard_at) if client.heard_at - since > _MEETINGS_S else (count, since)
+            if len(self._met) >= _MET_MAX:
                 self._met.clear()
             self._met[name] = count + 1, since
             if count + 1 < MEETINGS:
@@ -305,7 +305,7 @@ class ConsumerGroup:
         self.consume_from_where = data.consume_from_where
         wanted = self.newest(client.link, data)
         self._forget(client)
-        client.said = {one.topic: Said(one.version, _digest(one)) for one in data.subscriptions}
+        client.said = {one.topic: _Said(one.version, _digest(one)) for one in data.subscriptions}
         self._subscribers += bool(client.said)
         for topic, said in client.said.items():
             self._digests.setdefault(topic, Counter())[said.digest] += 1
@@ -363,7 +363,7 @@ class ClientTables:
         named = {one.group for one in beat.consumers} - as_consumer
         named_producers = set(beat.producer_groups) - as_producer
         new = len(named) + len(named_producers)
-        if len(as_consumer) + len(as_producer) + new > CONNECTION_MEMBERS_MAX:
+        if len(as_consumer) + len(as_producer) + new > _CONNECTION_MEMBERS_MAX:
             raise Refusal(RefusalKind.TOO_MANY, "too many groups for one connection")
         self._check_room("groups", self._members, owner, new, new, MEMBERS_MAX)
         groups = {data.group: data for data in beat.consumers}

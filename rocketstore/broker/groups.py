@@ -58,10 +58,10 @@ from rocketstore.state.changes import GroupConfig, TopicConfig, check_group
 from rocketstore.store.stats import OTHERS
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, MessageModel, QueueKey
 
-FIRST_DELAY_LEVEL: Final = 3
+_FIRST_DELAY_LEVEL: Final = 3
 """For the first retry; each further one uses the next level."""
 DEAD_QUEUES: Final = 1
-SENT_BACK_MAX: Final = 4096
+_SENT_BACK_MAX: Final = 4096
 """Pairs of group and topic that are counted by themselves."""
 READ_WRITE: Final = 6
 _KEPT: Final = frozenset(
@@ -112,14 +112,14 @@ class Retries:
         message = await self._message_at(offset)
         limit = config.retry_times_max if retries_max is None else retries_max
         is_dead = message.reconsume_times >= limit or delay_level < 0
-        target = dead_topic(config) if is_dead else retry_topic(config)
+        target = _dead_topic(config) if is_dead else retry_topic(config)
         await self.ensure_topic(target, owner)
         there = self._topics.find(target.name) or target  # nobody reads queues that only the settings have
         again = _copy(message, there, self._store_host)
         if not is_dead:
-            again.properties[PROPERTY_DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.reconsume_times)
+            again.properties[PROPERTY_DELAY] = str(delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times)
             if properties_bytes(again) > PROPERTIES_BYTES_MAX:  # it would come back to the consumer for ever
-                is_dead, target = True, dead_topic(config)
+                is_dead, target = True, _dead_topic(config)
                 await self.ensure_topic(target, owner)
                 again = _copy(message, target, self._store_host)
                 _log.warning(
@@ -137,7 +137,7 @@ class Retries:
         if not result.ok:
             raise Refusal.of(result, self._mastership.leader_address)
         pair = (config.name, again.properties[PROPERTY_RETRY_TOPIC])
-        if pair not in self.sent_back and len(self.sent_back) >= SENT_BACK_MAX:
+        if pair not in self.sent_back and len(self.sent_back) >= _SENT_BACK_MAX:
             pair = (OTHERS, OTHERS)
         self.sent_back[pair] += 1
 
@@ -148,7 +148,7 @@ class Retries:
         """
         config = self.group(topic.removeprefix(RETRY_PREFIX))
         if reconsume_times >= (retries_max if retries_max >= 0 else config.retry_times_max):
-            return dead_topic(config)
+            return _dead_topic(config)
         return retry_topic(replace(config, retry_queues=max(config.retry_queues, 1)))
 
     def group(self, name: str) -> GroupConfig:
@@ -192,7 +192,7 @@ def retry_topic(group: GroupConfig) -> TopicConfig:
     return TopicConfig(f"{RETRY_PREFIX}{group.name}", group.retry_queues, group.retry_queues, READ_WRITE)
 
 
-def dead_topic(group: GroupConfig) -> TopicConfig:
+def _dead_topic(group: GroupConfig) -> TopicConfig:
     """The topic for a group's messages that are no longer retried."""
     return TopicConfig(f"{DEAD_PREFIX}{group.name}", DEAD_QUEUES, DEAD_QUEUES, READ_WRITE)
 
@@ -236,7 +236,7 @@ def trim(dead: Message) -> list[str]:
 
 _NOTICE_INTERVAL_S: Final = 0.1
 """The least time between two rounds."""
-NOTICES_PER_S: Final = 2000
+_NOTICES_PER_S: Final = 2000
 """Of all groups, on average."""
 NOTICES_AT_ONCE_MAX: Final = 500
 """How many are told before others get their turn."""
@@ -277,7 +277,7 @@ class Notices:
             while self._links and told < NOTICES_AT_ONCE_MAX:
                 self._links.popleft().members_changed(self._group)
                 told += 1
-        self._timer = asyncio.get_running_loop().call_later(max(_NOTICE_INTERVAL_S, told / NOTICES_PER_S), self._tell)
+        self._timer = asyncio.get_running_loop().call_later(max(_NOTICE_INTERVAL_S, told / _NOTICES_PER_S), self._tell)
 
 
 LOCK_S: Final = 60.0
@@ -364,9 +364,9 @@ class QueueLocks:
             del self._owned[owner]
 
 
-TROUBLES_MAX: Final = 16
+_TROUBLES_MAX: Final = 16
 """Groups with troubles that are conditions at a time: anybody may make groups, and a node has room for few."""
-TROUBLE_S: Final = 90.0
+_TROUBLE_S: Final = 90.0
 """RocketMQ's clients send a heartbeat every 30 s."""
 _KINDS: Final = {
     Trouble.SUBSCRIPTIONS: ConditionKind.DIFFERENT_SUBSCRIPTIONS,
@@ -487,9 +487,9 @@ class Groups:
         now = asyncio.get_running_loop().time()
         key = (trouble, group)
         self._troubles = {one: until for one, until in self._troubles.items() if until > now}
-        if key in self._troubles or len(self._troubles) < TROUBLES_MAX:
-            self._troubles[key] = now + TROUBLE_S
-            self._conditions.set(_KINDS[trouble], message, subject=group, for_ms=round(TROUBLE_S * 1000))
+        if key in self._troubles or len(self._troubles) < _TROUBLES_MAX:
+            self._troubles[key] = now + _TROUBLE_S
+            self._conditions.set(_KINDS[trouble], message, subject=group, for_ms=round(_TROUBLE_S * 1000))
 
     def _links_to_tell(self, name: str) -> tuple[ClientLink, ...]:
         group = self.clients.consumers(name)

@@ -10,7 +10,7 @@ from dledger.errors import InvalidRequestError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import TARGETS
 
-CHANGEABLE: Final = frozenset(
+_CHANGEABLE: Final = frozenset(
     {
         "auto_create_subscription_group",
         "auto_create_topic_enable",
@@ -48,16 +48,16 @@ class LiveConfig:
             target = TARGETS.get(name)
             if target is None:
                 problems.append(f"there is no setting {name[:64]!r}")
-            elif target.setting in CHANGEABLE:
+            elif target.setting in _CHANGEABLE:
                 try:
                     wanted[target.setting] = target.parse(text)
                 except ValueError as error:
                     problems.append(f"{name}: {error}")
         if problems:
             raise InvalidRequestError("; ".join(problems))
-        fixed = sorted(name for name in given if TARGETS[name].setting not in CHANGEABLE)
+        fixed = sorted(name for name in given if TARGETS[name].setting not in _CHANGEABLE)
         if fixed:
-            can = ", ".join(sorted(CHANGEABLE))
+            can = ", ".join(sorted(_CHANGEABLE))
             raise FixedSettingError(
                 f"{', '.join(fixed)} can only be changed in the conf file, for the next start; while a broker runs, "
                 f"these can change: {can}"

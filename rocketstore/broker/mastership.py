@@ -180,7 +180,7 @@ class CatchUp:
         return dispatched >= self._position and self._state_is_applied()
 
 
-CHANGES_AT_ONCE: Final = 64
+_CHANGES_AT_ONCE: Final = 64
 """Of several in one request: looking at each takes the loop's time."""
 
 StateChange = Callable[[StateDone], None]
@@ -197,8 +197,8 @@ class StateChanges:
     async def make(self, *changes: StateChange) -> None:
         """Returns once all are stored and applied. Raises ``Refusal``."""
         done = 0
-        for start in range(0, len(changes), CHANGES_AT_ONCE):
-            results = await asyncio.gather(*map(self.outcome, changes[start : start + CHANGES_AT_ONCE]))
+        for start in range(0, len(changes), _CHANGES_AT_ONCE):
+            results = await asyncio.gather(*map(self.outcome, changes[start : start + _CHANGES_AT_ONCE]))
             done += sum(one.ok for one in results)
             failed = next((one for one in results if not one.ok), None)
             if failed is not None:

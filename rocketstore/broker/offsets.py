@@ -29,7 +29,7 @@ PULLED_MAX: Final = 4096
 """Maximum of them that wait for that; then they are replicated at once."""
 DISPATCH_WAIT_S: Final = 2.0
 """How long to wait for messages that are in the log, but not in their queues yet."""
-COMMITTED_AT_ONCE: Final = 512
+_COMMITTED_AT_ONCE: Final = 512
 """Offsets per change of the broker state."""
 
 
@@ -60,7 +60,7 @@ class Offsets:
         self._changes = changes
         self._readers = readers
         self._made_groups = made_groups
-        self._positions = LogPositions(store, topics)
+        self._positions = _LogPositions(store, topics)
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
         self._pulled_timer: asyncio.TimerHandle | None = None
 
@@ -134,8 +134,8 @@ class Offsets:
         reached = (await self._readers.run(self._positions.of_position, position, topics)).offsets
         noted = {(one.topic, one.queue_id): one.offset for one in self._state.offsets(group)}
         news = [one for one in reached if one.offset > noted.get((one.topic, one.queue_id), NONE)]
-        for start in range(0, len(news), COMMITTED_AT_ONCE):
-            some = news[start : start + COMMITTED_AT_ONCE]
+        for start in range(0, len(news), _COMMITTED_AT_ONCE):
+            some = news[start : start + _COMMITTED_AT_ONCE]
             await self._changes.make(partial(self._state.commit_offsets, group, some, False))
         return list(reached)
 
@@ -246,7 +246,7 @@ class Reached:
     position: int
 
 
-class LogPositions:
+class _LogPositions:
     """Converts a position in the raw log to queue offsets.
 
     A reader of the raw log (a Spark stream) has one number for all queues. For tools that show a group's lag, it is

@@ -168,7 +168,7 @@ class WaitingPulls:
 
 
 PULL_BYTES_DEFAULT: Final = MIB
-PULL_MESSAGES_DEFAULT: Final = 32
+_PULL_MESSAGES_DEFAULT: Final = 32
 SCAN_MS_MAX: Final = 1000
 """How long a pull searches for messages that pass its filter; then it returns its progress, and the client continues.
 """
@@ -297,7 +297,7 @@ class PullService:
             wanted,
             0 if self.waiting.closed else min(pull.wait_ms, config.pull_wait_ms_max),
             ReadLimits(
-                pull.max_messages or PULL_MESSAGES_DEFAULT,
+                pull.max_messages or _PULL_MESSAGES_DEFAULT,
                 min(pull.max_bytes or PULL_BYTES_DEFAULT, config.pull_bytes_max),
             ),
             self._topics.begin_offset(pull.topic, pull.queue_id),

@@ -57,7 +57,7 @@ _log = logging.getLogger("rocketstore")
 DISPATCH_WAIT_S: Final = 0.1
 """How long one wait for dispatch lasts before the promotion checks whether it is still wanted."""
 JOIN_TIMEOUT_S: Final = 10.0
-DISPATCH_PAUSE_S: Final = 0.01
+_DISPATCH_PAUSE_S: Final = 0.01
 """Between two such waits, because one on a failed dispatch ends at once."""
 DISPATCH_TOLD_S: Final = 10.0
 """How often the log says how much is left to dispatch."""
@@ -295,7 +295,7 @@ class BrokerRoleChange:
                     target.term,
                     self._store.dispatch_behind_bytes,
                 )
-            if target.cancelled.wait(DISPATCH_PAUSE_S):
+            if target.cancelled.wait(_DISPATCH_PAUSE_S):
                 return
             damage = self._store.dispatch_damage
             if damage is not None:  # others may be sound

@@ -62,12 +62,12 @@ from rocketstore.types import (
 BATCH: Final = 32
 """Messages of one level put at once, before the other levels have their turn."""
 PROGRESS_INTERVAL_MS: Final = 1000
-PROGRESS_MESSAGES: Final = 1000
+_PROGRESS_MESSAGES: Final = 1000
 RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
 SLEEP_MS_MAX: Final = 10_000
 """Due times are wall-clock times, which may jump: check at least this often."""
-DROPPED_MAX: Final = 1024
+_DROPPED_MAX: Final = 1024
 """Deleted topics whose messages are counted by themselves."""
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
@@ -222,7 +222,7 @@ class ScheduleService:
         if queue_id is not None:
             message.queue_id = queue_id
             return True
-        name = message.topic if message.topic in self.dropped or len(self.dropped) < DROPPED_MAX else OTHERS
+        name = message.topic if message.topic in self.dropped or len(self.dropped) < _DROPPED_MAX else OTHERS
         self.dropped[name] += 1
         count = self.dropped[name]
         if not count & (count - 1):  # there may be a million of them
@@ -467,7 +467,7 @@ class _Run:
         changed = {level.number: level.offset for level in self._levels.values() if level.offset != level.noted}
         if not changed or self._progress_busy:
             return []
-        if now_ms < self._progress_due_ms and self._delivered < PROGRESS_MESSAGES:
+        if now_ms < self._progress_due_ms and self._delivered < _PROGRESS_MESSAGES:
             return [self._progress_due_ms]
         self._progress_due_ms = now_ms + PROGRESS_INTERVAL_MS
         self._delivered = 0

@@ -28,10 +28,10 @@ from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import QueueUnit
 
-SAMPLE_S: Final = 10.0
-STEPS_MS: Final = (10_000, 600_000, 3_600_000)
+_SAMPLE_S: Final = 10.0
+_STEPS_MS: Final = (10_000, 600_000, 3_600_000)
 """How far apart samples are that are kept for the minute, the hour and the day."""
-KEPT: Final = (7, 7, 25)
+_KEPT: Final = (7, 7, 25)
 """How many of each, so that they span a minute, an hour and a day."""
 _SLACK_MS: Final = 5_000
 """A timer that is early by less counts as in time."""
@@ -85,7 +85,7 @@ class Statistics:
         self._retries = retries
         self._readers = readers
         self._clock = clock
-        self._kept: tuple[deque[Sample], ...] = tuple(deque(maxlen=count) for count in KEPT)
+        self._kept: tuple[deque[Sample], ...] = tuple(deque(maxlen=count) for count in _KEPT)
         self._timer: asyncio.TimerHandle | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._day: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ class Statistics:
     def start(self) -> None:
         """Begin to count."""
         self.take(self._sample())
-        self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(_SAMPLE_S, self._begin)
 
     def close(self) -> None:
         """End. Idempotent."""
@@ -127,7 +127,7 @@ class Statistics:
 
     def take(self, sample: Sample) -> None:
         """Keep a sample wherever the last one is old enough."""
-        for kept, step_ms in zip(self._kept, STEPS_MS, strict=True):
+        for kept, step_ms in zip(self._kept, _STEPS_MS, strict=True):
             if not kept or sample.at_ms - kept[-1].at_ms >= step_ms - _SLACK_MS:
                 kept.append(sample)
         day = time.localtime(self._clock.wall_ms() / 1000)[:3]
@@ -140,7 +140,7 @@ class Statistics:
 
     async def _run(self) -> None:
         self.take(await self._readers.run(self._sample))
-        self._timer = asyncio.get_running_loop().call_later(SAMPLE_S, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(_SAMPLE_S, self._begin)
 
     def _sample(self) -> Sample:
         """On any thread."""

@@ -33,7 +33,7 @@ from rocketstore.state.publisher import LimitReachedError
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, SCHEDULE_TOPIC, MessageType, PutMessageStatus, PutResult
 
-CURSORS_MAX: Final = 65_536
+_CURSORS_MAX: Final = 65_536
 """Topics for which the round-robin position is remembered."""
 FAILURES_MAX: Final = 1024
 """How many topics that could not be created are remembered, with the reason."""
@@ -41,12 +41,12 @@ _HOUR_MS: Final = 3_600_000
 _ILLEGAL: Final = frozenset({PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED})
 OWNERS_MAX: Final = 10_000
 """How many clients are remembered; beyond that, the least recently active one is forgotten."""
-DEFAULT_TOPIC: Final = "TBW102"
+_DEFAULT_TOPIC: Final = "TBW102"
 """Producers look up the route of this topic if theirs is unknown: brokers that have it create topics."""
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_EVENT: Final = "OFFSET_MOVED_EVENT"
-REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
-INHERIT: Final = 1
+_REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
+_INHERIT: Final = 1
 """Permission bit: topics may be created from this one."""
 _CLUSTER_QUEUES: Final = 16
 _READ_WRITE: Final = 6
@@ -129,7 +129,7 @@ class Topics:
         return {name: SeenTopic(name, one.queues, one.queues, one.permission) for name, one in found}
 
     def _seen(self, one: TopicConfig) -> SeenTopic:
-        permission = one.permission & (self._live.now.broker_permission | INHERIT)
+        permission = one.permission & (self._live.now.broker_permission | _INHERIT)
         return SeenTopic(
             one.name, one.read_queues, one.write_queues, permission, one.order, one.sys_flag, one.attributes
         )
@@ -188,7 +188,7 @@ class Topics:
         """The next queue in turn."""
         cursor = self._cursors.get(topic.name)
         if cursor is None:
-            if len(self._cursors) >= CURSORS_MAX:
+            if len(self._cursors) >= _CURSORS_MAX:
                 self._cursors.clear()
             cursor = self._cursors[topic.name] = itertools.count()
         return next(cursor) % topic.write_queues
@@ -338,15 +338,15 @@ def system_topics(config: BrokerConfig) -> dict[str, SystemTopic]:
     levels = DelayLevels.parse(config.store.message_delay_level).level_max
     found = {
         SELF_TEST_TOPIC: SystemTopic(1),
-        config.cluster_name: SystemTopic(_CLUSTER_QUEUES, _READ_WRITE | INHERIT),
-        config.name: SystemTopic(1, _READ_WRITE | INHERIT),
+        config.cluster_name: SystemTopic(_CLUSTER_QUEUES, _READ_WRITE | _INHERIT),
+        config.name: SystemTopic(1, _READ_WRITE | _INHERIT),
         OFFSET_MOVED_EVENT: SystemTopic(1),
         SCHEDULE_TOPIC: SystemTopic(levels),
         HALF_TOPIC: SystemTopic(1),
-        f"{config.cluster_name}_{REPLY_TOPIC_SUFFIX}": SystemTopic(1),
+        f"{config.cluster_name}_{_REPLY_TOPIC_SUFFIX}": SystemTopic(1),
     }
     if config.auto_create_topic_enable:
-        found[DEFAULT_TOPIC] = SystemTopic(config.default_topic_queue_nums, _READ_WRITE | INHERIT)
+        found[_DEFAULT_TOPIC] = SystemTopic(config.default_topic_queue_nums, _READ_WRITE | _INHERIT)
     return found
 
 
@@ -356,7 +356,7 @@ def sendable_system_topic(config: BrokerConfig, name: str) -> TopicConfig | None
     return None if one is None else TopicConfig(name, one.queues, one.queues, one.permission)
 
 
-ROUND_S: Final = 30.0
+_ROUND_S: Final = 30.0
 """How often the begins are looked at, and so the longest time that a message can be read beyond its retention."""
 _LOG: Final = logging.getLogger("rocketstore")
 
@@ -382,7 +382,7 @@ class TopicRetention:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look every ``ROUND_S``."""
+        """Look every ``_ROUND_S``."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="topic retention")
 
     async def close(self) -> None:
@@ -401,7 +401,7 @@ class TopicRetention:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(_ROUND_S)
             try:
                 await self.look()
             except (DLedgerError, Refusal) as error:  # the next round says it again

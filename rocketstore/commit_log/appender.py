@@ -42,7 +42,7 @@ from rocketstore.message.message import DelayLevels, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record_buffer, place_record
 from rocketstore.types import PutMessageStatus, PutResult
 
-PUTS_REMEMBERED: Final = 8192
+_PUTS_REMEMBERED: Final = 8192
 """The total for all producers; older puts are known to be stored, but not where."""
 
 
@@ -62,7 +62,7 @@ class StoredStretch:
 class NumberedPuts:
     """Used under the put lock."""
 
-    def __init__(self, *, puts_remembered: int = PUTS_REMEMBERED) -> None:
+    def __init__(self, *, puts_remembered: int = _PUTS_REMEMBERED) -> None:
         self._table = ProducerTable(ReplicationConfig())
         self._count = 1  # of all numbered messages; index 0 means "not remembered"
         self._firsts: deque[int] = deque(maxlen=puts_remembered)  # per put: the count at its first message
@@ -114,7 +114,7 @@ class NumberedPuts:
         return self._table.ask(name, now_ms)
 
 
-BLANK_BYTES: Final = BLANK.size
+_BLANK_BYTES: Final = BLANK.size
 _CLOSED: Final = "the commit log is not open for writing"
 
 
@@ -132,7 +132,7 @@ class RecordAppender:
         self._queue = queue
         self._delay_levels = delay_levels
         self._clock = clock
-        self._record_bytes_max = queue.file_bytes - BLANK_BYTES
+        self._record_bytes_max = queue.file_bytes - _BLANK_BYTES
         self.lock = threading.Lock()
         """The put lock: guards the fields below and appends to the queue."""
         self.offsets = QueueOffsets()
@@ -232,7 +232,7 @@ class RecordAppender:
         """Write a record into the last file; None, without effect, if there is no room or nothing may be written."""
         queue, table = self._queue, self.offsets.table
         file = queue.last_file(create=False)
-        if file is None or not self.is_open or queue.poison or len(record) + BLANK_BYTES > file.size - file.wrote:
+        if file is None or not self.is_open or queue.poison or len(record) + _BLANK_BYTES > file.size - file.wrote:
             return None
         takes_offset = not message.sys_flag & TAKES_NO_QUEUE_OFFSET
         key = (message.topic, message.queue_id)
@@ -266,7 +266,7 @@ class RecordAppender:
             while written < len(records):
                 count = 0
                 file = self._queue.last_file()
-                if file is None or len(records[written]) + BLANK_BYTES > file.size - file.wrote:
+                if file is None or len(records[written]) + _BLANK_BYTES > file.size - file.wrote:
                     self._roll()
                     continue
                 count = _fitting(records, written, file.size - file.wrote)
@@ -345,6 +345,6 @@ def _fitting(records: list[bytearray], first: int, room: int) -> int:
     number = first
     for number in range(first, len(records)):
         room -= len(records[number])
-        if room < BLANK_BYTES:
+        if room < _BLANK_BYTES:
             return number - first
     return number + 1 - first

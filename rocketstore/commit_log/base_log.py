@@ -92,7 +92,7 @@ class FileEnding(Enum):
     """Neither: damage, or a torn end."""
 
 
-class SoundPiece(NamedTuple):
+class _SoundPiece(NamedTuple):
     """Whole, verified records of one file: where they start, their bytes, and their heads."""
 
     offset: int
@@ -123,19 +123,19 @@ class PlainFileReader:
         self._file_end = base + segment_bytes
         self._delay_levels = delay_levels
 
-    def __iter__(self) -> Iterator[SoundPiece]:
+    def __iter__(self) -> Iterator[_SoundPiece]:
         """Raises ``OSError``."""
         with self.path.open("rb") as file:
             yield from self._pieces(file.fileno())
 
-    def _pieces(self, fd: int) -> Iterator[SoundPiece]:
+    def _pieces(self, fd: int) -> Iterator[_SoundPiece]:
         wanted = _CHUNK_BYTES
         while (room := self._file_end - self.end) >= BLANK.size:
             data = os.pread(fd, min(wanted, room), self.end - self._base)
             found = read_sound_records(data, self.end, delay_levels=self._delay_levels)
             if found.consumed:
                 begin, self.end = self.end, self.end + found.consumed
-                yield SoundPiece(begin, data[: found.consumed], found.heads)
+                yield _SoundPiece(begin, data[: found.consumed], found.heads)
                 room -= found.consumed
             if found.end == "blank" and found.needed == room:
                 break
@@ -241,7 +241,7 @@ def digest_of(files: PlainFiles, found: list[FileDigest]) -> LogDigest:
 
 
 OLD_LOG_FILE: Final = "old-log"
-EXPIRED_FILE: Final = "old-log-expired"
+_EXPIRED_FILE: Final = "old-log-expired"
 _HEAD_BYTES: Final = 8
 _VERSION: Final = 1
 _ADVICE: Final = (
@@ -281,7 +281,7 @@ class ExpiredFiles:
 
     def __init__(self, fs: FileSystem, node_directory: Path) -> None:
         self._fs = fs
-        self._path: Final = node_directory / EXPIRED_FILE
+        self._path: Final = node_directory / _EXPIRED_FILE
 
     def end(self) -> int:
         """The end of what may have expired; 0 if nothing has. Raises ``CorruptLogError``, ``OSError``."""

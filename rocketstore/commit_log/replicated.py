@@ -99,16 +99,16 @@ _STATUSES: Final = {
 
 def for_broker(config: ServerConfig) -> ServerConfig:
     """The node's configuration adapted to a log of messages: no other writers, and NOOPs that are records."""
-    replication = replace(config.replication, noop_body=noop_record(b""), noop_compatible=True)
+    replication = replace(config.replication, noop_body=_noop_record(b""), noop_compatible=True)
     return replace(config, replication=replication, client_appends=False)
 
 
-def noop_record(payload: bytes) -> bytes:
+def _noop_record(payload: bytes) -> bytes:
     """The record in a NOOP of a message log, with a topic that nobody subscribes to. ``payload`` belongs to the log."""
     return encode_record(Message(TERM_START_TOPIC, payload))
 
 
-MESSAGES: Final = BodyFormat(noop_record, stored_at)
+MESSAGES: Final = BodyFormat(_noop_record, stored_at)
 """For a node whose log is a broker's."""
 
 

@@ -48,7 +48,7 @@ from rocketstore.types import RecordHead
 
 _log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[0-9]{17}")
-HITS_MAX: Final = 64
+_HITS_MAX: Final = 64
 """RocketMQ's ``maxMsgsNumBatch``."""
 _CONTRADICTED_MAX: Final = 1024
 _FEW: Final = 16
@@ -98,7 +98,7 @@ class IndexService:
         entries: int,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
-        hits_max: int = HITS_MAX,
+        hits_max: int = _HITS_MAX,
         on_damage: Callable[[CorruptLogError], None] = _log_damage,
     ) -> None:
         """``on_damage`` is called once per damaged file, on any thread."""

@@ -27,7 +27,7 @@ from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.mmap_file import FoundFile
 from rocketstore.mapped.file import StoreFile, create_file
 
-WAIT_S_MAX: Final = 5.0
+_WAIT_S_MAX: Final = 5.0
 
 
 class _Order(NamedTuple):
@@ -50,7 +50,7 @@ class AllocationService:
         supervisor: Supervisor,
         pool: TransientStorePool | None = None,
         fail_fast: bool = False,
-        wait_s: float = WAIT_S_MAX,
+        wait_s: float = _WAIT_S_MAX,
     ) -> None:
         self._fs = fs
         self._pool = pool

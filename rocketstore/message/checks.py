@@ -61,7 +61,7 @@ _CACHED_TOPICS_MAX: Final = 4096
 GROUP_CHARS_MAX: Final = 120
 """RocketMQ's limit for groups: with ``%RETRY%`` before it, the name is one of a topic."""
 
-KEYS_BYTES_MAX: Final = 8 * KIB
+_KEYS_BYTES_MAX: Final = 8 * KIB
 """Limit for the property ``KEYS``."""
 _KEYS: Final = PROPERTY_KEYS.encode() + b"\x01"
 
@@ -131,8 +131,8 @@ def check_keys(message: Message, keys_max: int) -> str:
         keys = find_property_bytes(text, _KEYS) or b""
     else:
         keys = message.properties.get(PROPERTY_KEYS, "").encode(errors="replace")
-    if len(keys) > KEYS_BYTES_MAX:
-        return f"the keys (KEYS) take {len(keys)} bytes; at most {KEYS_BYTES_MAX} are allowed"
+    if len(keys) > _KEYS_BYTES_MAX:
+        return f"the keys (KEYS) take {len(keys)} bytes; at most {_KEYS_BYTES_MAX} are allowed"
     if keys.count(b" ") >= keys_max and len(keys.split()) > keys_max:
         return f"the message has {len(keys.split())} keys (KEYS); at most {keys_max} are allowed (message_keys_max)"
     return ""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from dledger.errors import ConfigError
 from dledger.values import parse_duration_ms
 
-UNKNOWN_LEVEL_DELAY_MS: Final = 1000
+_UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 _DELAY_MS_MAX: Final = 10**9 * 86_400_000
 _LEVEL_DIGITS_MAX: Final = 9
 
@@ -52,7 +52,7 @@ class DelayLevels:
 
     def delay_ms(self, level: int) -> int:
         """The level's delay; a second for an unknown level (as in RocketMQ)."""
-        return self.delays_ms[level - 1] if 1 <= level <= len(self.delays_ms) else UNKNOWN_LEVEL_DELAY_MS
+        return self.delays_ms[level - 1] if 1 <= level <= len(self.delays_ms) else _UNKNOWN_LEVEL_DELAY_MS
 
     def due_ms(self, level: int, store_timestamp: int) -> int:
         """When a message of ``level`` (capped) stored at ``store_timestamp`` is due."""

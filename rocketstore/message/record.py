@@ -102,7 +102,7 @@ CRC: Final = HEAD_V4.part("crc")
 QUEUE_OFFSET: Final = HEAD_V4.part("queue_offset")
 PHYSICAL_OFFSET: Final = HEAD_V4.part("physical_offset")
 TIMESTAMP: Final = HEAD_V4.part("store_timestamp")
-BODY_LENGTH: Final = HEAD_V4.part("body_length")
+_BODY_LENGTH: Final = HEAD_V4.part("body_length")
 """Directly before the body."""
 _BODY_HEAD: Final = HEAD_V4.struct("magic", "sys_flag", "body_length")
 _PLACE: Final = HEAD_V4.struct("size", "magic", "queue_id", "queue_offset", "physical_offset")
@@ -166,7 +166,7 @@ def place_of(head: bytes, offset: int) -> StoredPlace | None:
 def body_behind_v6(record: bytes, sys_flag: int) -> tuple[int, int]:
     """Where the body begins in a record with this system flag, and its length, -1 if the record is too short."""
     at = body_at(sys_flag)
-    return at, BODY_LENGTH.unpack_from(record, at - BODY_LENGTH.size)[0] if at <= len(record) else -1
+    return at, _BODY_LENGTH.unpack_from(record, at - _BODY_LENGTH.size)[0] if at <= len(record) else -1
 
 
 def tail_of(data: bytes, magic: int, body: int, body_bytes: int, end: int) -> tuple[int, int, int, int]:

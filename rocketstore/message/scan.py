@@ -148,7 +148,7 @@ def why_ended(data: Readable, framing: Framing, at: int, end: int) -> Ended:
 
 
 ENTRY_MAGIC: Final = int(Magic.NORMAL)
-NOOP_MAGIC: Final = int(Magic.NOOP)
+_NOOP_MAGIC: Final = int(Magic.NOOP)
 _HEADS: Final = {
     flags: head.struct(
         "size",
@@ -261,7 +261,7 @@ def scan_entries(
                         add(head)
                     elif head[0] != TERM_START_TOPIC:
                         _refuse(f"the channel marks a no-op, but the topic {head[0]!r} does not")
-                elif magic != NOOP_MAGIC:
+                elif magic != _NOOP_MAGIC:
                     _refuse(f"a broker's log has no entries of magic {magic}")
             except CorruptRecordError as damage:
                 return RecordScanOutcome(heads, at, "damaged", f"offset {offset}: {damage}")

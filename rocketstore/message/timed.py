@@ -45,7 +45,7 @@ from rocketstore.types import TIMED_TOPIC
 
 TIMED_MARK: Final = b"TIMER_DEL"
 """Properties without this text ask for no time of delivery."""
-DUE_MS_MAX: Final = 1 << 50
+_DUE_MS_MAX: Final = 1 << 50
 """The latest time that may be asked for, far beyond any limit on delays."""
 _COPIES: Final = ("%RETRY%", "%DLQ%")
 _ASKED: Final = (PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_S, PROPERTY_TIMER_DELAY_MS)
@@ -93,7 +93,7 @@ def due_of(message: Message, now_ms: int) -> int | None:
     else:
         if PROPERTY_TIMER_DELIVER_MS in properties:
             due_ms = _number(PROPERTY_TIMER_DELIVER_MS, properties[PROPERTY_TIMER_DELIVER_MS])
-    if due_ms > DUE_MS_MAX:
+    if due_ms > _DUE_MS_MAX:
         raise WrongTimeError(f"the message is to be delivered at {due_ms} ms since 1970, which no clock reaches")
     return due_ms if due_ms > now_ms else None
 
@@ -176,7 +176,7 @@ def waiting_of(properties: bytes) -> tuple[int, int, int] | None:
     None: it is no record of a timed message.
     """
     due_ms, origin, recalled = (_found(properties, name) for name in (_DUE, _ORIGIN, _RECALL))
-    return (due_ms, origin, recalled) if 0 <= due_ms <= DUE_MS_MAX else None
+    return (due_ms, origin, recalled) if 0 <= due_ms <= _DUE_MS_MAX else None
 
 
 def _found(properties: bytes, name: bytes) -> int:

@@ -61,7 +61,7 @@ LEASES_MAX: Final = 262_144
 PARKED_TOTAL_MAX: Final = 100_000
 OWNER_PERCENT: Final = 50
 """Of either, for one owner, so that nobody keeps all others from receiving for hours."""
-RETRIES_PERCENT: Final = 20
+_RETRIES_PERCENT: Final = 20
 """How often the retry topic comes before the others (P7)."""
 AUTO_RENEW_MS_MAX: Final = 3 * 3_600_000
 
@@ -83,7 +83,7 @@ class PopEngine(Windows):
             places = places[first:] + places[:first]
         if wish.with_retries and topic.retries in self._queues:
             ordered = self._is_ordered(wish.group)
-            at = 0 if not ordered and self._choose(100) < RETRIES_PERCENT else len(places)
+            at = 0 if not ordered and self._choose(100) < _RETRIES_PERCENT else len(places)
             places.insert(at, topic.retries)
         return PopDelivery(wish, places[::-1])
 

@@ -37,7 +37,7 @@ from rocketstore.pop.tables import (
 SKEW_MS: Final = 1000
 """How much longer than noted a new leader takes a lease to last: clocks of members differ (P3)."""
 INVISIBLE_MS_MAX: Final = 12 * 3_600_000
-NUMBERS_AHEAD: Final = 1 << 20
+_NUMBERS_AHEAD: Final = 1 << 20
 """Numbers of handles that one row permits."""
 UNKNOWN: Final = -1
 """Of a lease's attempts: the record tells."""
@@ -179,7 +179,7 @@ class Queue:
         number = self._next_number
         self._next_number += 1
         if number >= self.numbers:
-            self.numbers = number + NUMBERS_AHEAD
+            self.numbers = number + _NUMBERS_AHEAD
         return number
 
     def settle(self, offset: int) -> None:
@@ -347,7 +347,7 @@ def covers(lock: FifoLock | None, offset: int) -> bool:
     return lock is not None and lock.first <= offset <= lock.last
 
 
-RENEW_MS: Final = 20_000
+_RENEW_MS: Final = 20_000
 """A lease that is prolonged is so this long after it was last."""
 _STALE_MIN: Final = 1024
 
@@ -461,4 +461,4 @@ class LeaseBook:
 
 def _event_ms(lease: Lease) -> int:
     end = lease.visible_at_ms
-    return min(end, end - LEASE_MS_MAX + RENEW_MS) if lease.renew_until_ms > end else end
+    return min(end, end - LEASE_MS_MAX + _RENEW_MS) if lease.renew_until_ms > end else end

@@ -39,7 +39,7 @@ AHEAD_MAX: Final = 8
 AHEAD_MS: Final = 5_000
 """For so long after the row that permits it; ``leased_until_ms`` is at most this and the longest lease ahead."""
 
-NO_PARKED: Final[Mapping[int, Parked]] = MappingProxyType({})
+_NO_PARKED: Final[Mapping[int, Parked]] = MappingProxyType({})
 
 
 class PopPlace(NamedTuple):
@@ -123,7 +123,7 @@ class LeaseWindow:
     leased_until_ms: int = 0
     """No ordinary lease ends later; ms since 1970 by the leader's clock, as all times here."""
     numbers: int = 0
-    parked: Mapping[int, Parked] = field(default_factory=lambda: NO_PARKED)
+    parked: Mapping[int, Parked] = field(default_factory=lambda: _NO_PARKED)
     fifo: FifoLock | None = None
     """None if all of it is settled."""
     ahead: int = 0
@@ -150,7 +150,7 @@ class LeaseWindow:
                 bits |= 1 << (offset - begin) if offset >= begin else 0
             for offset in row.unparked:
                 noted.pop(offset, None)
-            parked = MappingProxyType(noted) if noted else NO_PARKED
+            parked = MappingProxyType(noted) if noted else _NO_PARKED
         bits &= (1 << (reserved - begin)) - 1
         commit, bits = advanced(begin, bits)
         fifo = row.fifo or self.fifo
@@ -299,7 +299,7 @@ def _shifted(bits: int, by: int) -> int:
 
 ROWS_MAX: Final = 256
 """Rows of one change."""
-NUMBER_MAX: Final = 2**62
+_NUMBER_MAX: Final = 2**62
 ATTEMPT_ID_MAX: Final = 64
 _QUEUE_ID_MAX: Final = 65_535
 _NUMBERS: Final = {
@@ -324,16 +324,16 @@ def check_row(row: PopRow) -> None:
         if not isinstance(name, str) or check_topic(name):
             raise MalformedRowError(f"pop row: {what} {name!r}: 1 to 127 of the characters a-z A-Z 0-9 % | _ -")
     _within("queue id", row.place.queue_id, 0, _QUEUE_ID_MAX)
-    _within("generation", row.generation, 1, NUMBER_MAX)
+    _within("generation", row.generation, 1, _NUMBER_MAX)
     for name in _NUMBERS.values():
-        _within(name, getattr(row, name), -1 if name == "opens_at" else 0, NUMBER_MAX)
-    _within("first settled offset", row.settled_from, 0, NUMBER_MAX)
+        _within(name, getattr(row, name), -1 if name == "opens_at" else 0, _NUMBER_MAX)
+    _within("first settled offset", row.settled_from, 0, _NUMBER_MAX)
     _within("bits of settled offsets", row.settled.bit_length(), 0, WINDOW_MAX)
     _within("parked messages", len(row.parked), 0, PARKED_MAX)
     _within("messages parked no more", len(row.unparked), 0, PARKED_MAX)
     numbers = [number for offset, parked in row.parked for number in (offset, *parked)]
     for number in (*numbers, *row.unparked, *(row.fifo[1:] if row.fifo is not None else ())):
-        _within("number", number, 0, NUMBER_MAX)
+        _within("number", number, 0, _NUMBER_MAX)
     if row.fifo is not None:
         _within("length of an attempt id", len(row.fifo.attempt_id), 0, ATTEMPT_ID_MAX)
 

@@ -1,6 +1,6 @@
 """The windows that a leader has taken up: their topics, the ends of their leases, and the copies that follow.
 
-``Journal`` knows which queues have something to write, what is being written, and which operations wait for that. One
+``_Journal`` knows which queues have something to write, what is being written, and which operations wait for that. One
 tick is under way at a time. Later changes go with the next one, so there are few, however many clients there are, and
 the rows of one queue are applied in the order in which they were made.
 """
@@ -40,7 +40,7 @@ _ROW_BYTES: Final = 120
 _PARKED_BYTES: Final = 48
 
 
-class Journal:
+class _Journal:
     """For the engine. ``applied`` is called for a queue whose row is applied, ``void`` for one whose window is gone."""
 
     def __init__(
@@ -178,7 +178,7 @@ topic a new leader looks at (``Loading.copied``).
 """
 GIVEN_BACK_MS: Final = 1000
 """After a client is gone, or an answer did not reach it, its messages are visible again."""
-COPY_AGAIN_MS: Final = 1000
+_COPY_AGAIN_MS: Final = 1000
 EXPIRES_MAX: Final = 1024
 """Leases that are ended at once; after a failover hundreds of thousands may end together, at 2 µs each."""
 
@@ -223,7 +223,7 @@ class Windows:
         self._topic_of: dict[PopPlace, Topic] = {}
         self._queues: dict[PopPlace, Queue] = {}
         self._book = LeaseBook()
-        self._journal = Journal(view, self._applied, self._void)
+        self._journal = _Journal(view, self._applied, self._void)
         self._dead: dict[Origin, Settling] = {}
         self._copies: list[PopCopy] = []
         self._woken: set[tuple[str, str]] = set()
@@ -417,7 +417,7 @@ class Windows:
         lease.copying = False
         topic = self._topic_of[queue.place]
         topic.copying.discard(origin)
-        self._end_lease(queue, origin.offset, lease, max(lease.visible_at_ms, now_ms + COPY_AGAIN_MS))
+        self._end_lease(queue, origin.offset, lease, max(lease.visible_at_ms, now_ms + _COPY_AGAIN_MS))
         if dead is not None:
             self._journal.end(dead, Verdict.FAILED)
         self._start_copies(topic)

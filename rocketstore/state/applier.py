@@ -125,7 +125,7 @@ def _texts(value: object) -> Mapping[str, str]:
     return value
 
 
-READ_COUNT: Final = 32
+_READ_COUNT: Final = 32
 """Messages read at once."""
 _TOLD_MAX: Final = 20
 
@@ -375,7 +375,7 @@ class StateApplier:
 
     def _read(self, offset: int) -> GetResult:
         try:
-            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=READ_COUNT)
+            return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=_READ_COUNT)
         except CorruptLogError:
             return self._store.get(BROKER_STATE_TOPIC, 0, offset, max_count=1)  # only a later one may be damaged
 

@@ -22,17 +22,17 @@ RETENTION: Final = "retention"
 """A duration, such as ``90m`` or ``36h``."""
 RESERVE_TIME: Final = "reserve.time"
 """RocketMQ's name for it, in whole hours; -1: as long as the log's."""
-RETENTION_MS_MIN: Final = 60_000
+_RETENTION_MS_MIN: Final = 60_000
 RETENTION_MS_MAX: Final = 3650 * 86_400_000
 _HOUR_MS: Final = 3_600_000
 _HOURS_DIGITS_MAX: Final = 9
 _ONLY: Final = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
 """Attributes of RocketMQ's with the one value that topics have here."""
 _KNOWN: Final = (MESSAGE_TYPE, RETENTION, RESERVE_TIME, *_ONLY)
-CHANGES_CHARS_MAX: Final = 4096
+_CHANGES_CHARS_MAX: Final = 4096
 DELAYS_MAX: Final = 64
-DELAY_MS_MAX: Final = 40 * 86_400_000
-MULTIPLIER_MAX: Final = 1000
+_DELAY_MS_MAX: Final = 40 * 86_400_000
+_MULTIPLIER_MAX: Final = 1000
 REQUEST_MODES_MAX: Final = 16_384
 """Pairs of topic and group that have one."""
 _SHARE_MAX: Final = (1 << 31) - 1
@@ -48,7 +48,7 @@ class FixedRetryDelays:
         if not 1 <= len(self.delays_ms) <= DELAYS_MAX:
             raise InvalidRequestError(f"a retry policy has 1 to {DELAYS_MAX} delays, not {len(self.delays_ms)}")
         for delay in self.delays_ms:
-            _check(delay, "delay of a retry policy, in ms", 0, DELAY_MS_MAX)
+            _check(delay, "delay of a retry policy, in ms", 0, _DELAY_MS_MAX)
 
     def delay_ms(self, deliveries: int) -> int:
         """How long a message waits that was delivered so often, at least once."""
@@ -64,9 +64,9 @@ class ExponentialRetryDelays:
     multiplier: int
 
     def __post_init__(self) -> None:
-        _check(self.initial_ms, "first delay of a retry policy, in ms", 0, DELAY_MS_MAX)
-        _check(self.max_ms, "longest delay of a retry policy, in ms", self.initial_ms, DELAY_MS_MAX)
-        _check(self.multiplier, "multiplier of a retry policy", 1, MULTIPLIER_MAX)
+        _check(self.initial_ms, "first delay of a retry policy, in ms", 0, _DELAY_MS_MAX)
+        _check(self.max_ms, "longest delay of a retry policy, in ms", self.initial_ms, _DELAY_MS_MAX)
+        _check(self.multiplier, "multiplier of a retry policy", 1, _MULTIPLIER_MAX)
 
     def delay_ms(self, deliveries: int) -> int:
         """How long a message waits that was delivered so often, at least once."""
@@ -131,8 +131,8 @@ def _member(found: object, name: str) -> object:
 
 def parse_changes(text: str) -> dict[str, str]:
     """Changes of attributes from one text, by name with its sign; raises ``InvalidRequestError``."""
-    if len(text) > CHANGES_CHARS_MAX:
-        raise InvalidRequestError(f"attributes: {len(text)} characters, at most {CHANGES_CHARS_MAX} are allowed")
+    if len(text) > _CHANGES_CHARS_MAX:
+        raise InvalidRequestError(f"attributes: {len(text)} characters, at most {_CHANGES_CHARS_MAX} are allowed")
     found: dict[str, str] = {}
     for one in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in one.partition("="))
@@ -209,8 +209,8 @@ def _retention_ms(name: str, text: str) -> int:
 
 
 def _checked_retention(found: float) -> int:
-    if not RETENTION_MS_MIN <= found <= RETENTION_MS_MAX:
-        raise InvalidRequestError(f"{RETENTION} of {found / 1000:g} s: use {RETENTION_MS_MIN // 1000} s to 3650 days")
+    if not _RETENTION_MS_MIN <= found <= RETENTION_MS_MAX:
+        raise InvalidRequestError(f"{RETENTION} of {found / 1000:g} s: use {_RETENTION_MS_MIN // 1000} s to 3650 days")
     return int(found)
 
 

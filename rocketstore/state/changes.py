@@ -38,7 +38,7 @@ from rocketstore.types import MessageType
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
-STATE_VERSION: Final = 3
+_STATE_VERSION: Final = 3
 """The newest that this program knows."""
 _FIRST_VERSION: Final = 1
 _SETTINGS_VERSION: Final = 2
@@ -46,14 +46,14 @@ CHANGES_MAX: Final = 4096
 """Changes in one message."""
 OFFSETS_MAX: Final = 1024
 """Offsets in one change."""
-PARTS_MAX: Final = 4096
+_PARTS_MAX: Final = 4096
 """Messages of one full state."""
 QUEUE_ID_MAX: Final = 65_535
 OFFSET_MAX: Final = 2**62
 TOPIC_QUEUES_MAX: Final = 1024
 DELAY_LEVEL_MAX: Final = 255
 _I32_MAX: Final = (1 << 31) - 1
-PERMISSION_MAX: Final = 7
+_PERMISSION_MAX: Final = 7
 """RocketMQ's bits: 4 read, 2 write, 1 inherited by topics made from it."""
 
 
@@ -96,7 +96,7 @@ class TopicConfig:
         _check_range(self.retention_ms, "retention in ms", 0, RETENTION_MS_MAX)
         _check_range(self.read_queues, "read queues", 1, TOPIC_QUEUES_MAX)
         _check_range(self.write_queues, "write queues", 1, TOPIC_QUEUES_MAX)
-        _check_range(self.permission, "permission", 0, PERMISSION_MAX)
+        _check_range(self.permission, "permission", 0, _PERMISSION_MAX)
 
     @property
     def attributes(self) -> TopicAttributes:
@@ -322,7 +322,7 @@ class FullPart:
 
     def __post_init__(self) -> None:
         _check_range(len(self.full_id), "length of a full state's id", 1, 64)
-        _check_range(self.parts, "parts", 1, PARTS_MAX)
+        _check_range(self.parts, "parts", 1, _PARTS_MAX)
         _check_range(self.part, "part", 0, self.parts - 1)
         _check_range(self.upto, "upto", 0, OFFSET_MAX)
 
@@ -367,9 +367,9 @@ def encode_change(change: Change) -> EncodedChange:
 def _version_of(change: Change) -> int:
     match change:
         case DeleteTopic(waits=waits) if waits:
-            return STATE_VERSION
+            return _STATE_VERSION
         case PopRows() | SetRequestMode():
-            return STATE_VERSION
+            return _STATE_VERSION
         case PutGroup():
             return _SETTINGS_VERSION
         case PutTopic(topic) if topic.order or topic.sys_flag:
@@ -393,7 +393,7 @@ def split_full(changes: Iterable[Change], *, full_id: str, upto: int, bytes_max:
     """The bodies of a full state's messages, each of about ``bytes_max`` bytes; larger if there would be too many."""
     every = [encode_change(change) for change in changes]
     groups = _grouped(every, bytes_max)
-    while len(groups) > PARTS_MAX:
+    while len(groups) > _PARTS_MAX:
         bytes_max *= 2
         groups = _grouped(every, bytes_max)
     parts = len(groups)
@@ -420,10 +420,10 @@ def decode_state(body: bytes) -> StateMessage:
         raise MalformedStateError(f"state message: invalid JSON: {error}") from error
     fields = _fields(value)
     version = fields.get("v")
-    if type(version) is int and version > STATE_VERSION:
-        raise NewerStateError(f"state message of version {version}; this version supports up to {STATE_VERSION}")
+    if type(version) is int and version > _STATE_VERSION:
+        raise NewerStateError(f"state message of version {version}; this version supports up to {_STATE_VERSION}")
     _check_fields(fields, {"v", "changes"}, {"full"})
-    if type(version) is not int or not _FIRST_VERSION <= version <= STATE_VERSION:
+    if type(version) is not int or not _FIRST_VERSION <= version <= _STATE_VERSION:
         raise MalformedStateError(f"state message: version {version!r}")
     full = _full_from_json(fields["full"]) if "full" in fields else None
     return StateMessage(changes_from_json(fields["changes"]), full)

@@ -53,7 +53,7 @@ the change is stored and applied.
 """
 
 PENDING_MAX: Final = 10_000
-PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+_PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024
 FULL_BYTES_AT_ONCE: Final = 512 * 1024
 """Batches are limited, so a full state is written in several, one after the other."""
@@ -98,7 +98,7 @@ class StatePublisher:
         """Queue an encoded change; refused at once if too many wait."""
         with self._lock:
             closed = self._closed
-            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + encoded.size > PENDING_BYTES_MAX
+            full = len(self._waiting) >= PENDING_MAX or self._waiting_bytes + encoded.size > _PENDING_BYTES_MAX
             if not closed and not full:
                 deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
                 self._waiting.append(_Waiting(encoded, done, deadline_ms, self._store.incarnation))
@@ -231,7 +231,7 @@ def _unknown(reason: str) -> PutResult:
     return PutResult(PutMessageStatus.UNKNOWN_ERROR, outcome="unknown", reason=reason)
 
 
-AUTOMATIC_PERCENT: Final = 90
+_AUTOMATIC_PERCENT: Final = 90
 """The share of all queues available to topics created by sends."""
 _TOLD_MS: Final = 60_000
 _DELETE_GROUPS: Final = "delete groups (dledger consumer delete) or raise the setting"
@@ -272,7 +272,7 @@ class LimitChecks:
         if more <= 0:
             return done
         most = self._limits.queues_max
-        allowed = most * AUTOMATIC_PERCENT // 100 if automatic else most
+        allowed = most * _AUTOMATIC_PERCENT // 100 if automatic else most
         with self._lock:
             under_way = sum(count for name, count in self._queues.items() if name != topic.name)
             self._queues[topic.name] += more

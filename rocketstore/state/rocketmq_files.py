@@ -333,7 +333,7 @@ def _groups(content: _Content, skip: _Skip) -> Iterator[Change]:
     for name, found in content["subscriptionGroupTable"].items():
         try:
             yield CommitOffsets(name, ())
-            group = group_of_rocketmq(name, found)
+            group = _group_of_rocketmq(name, found)
         except _UNUSABLE as error:
             skip(_why(f"settings of group {name}", error))
             continue
@@ -341,7 +341,7 @@ def _groups(content: _Content, skip: _Skip) -> Iterator[Change]:
             yield PutGroup(group)
 
 
-def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
+def _group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
     """A group's settings from RocketMQ's JSON; missing ones have their defaults."""
     values = {**_NEW_GROUP, **found}
     return GroupConfig(
@@ -359,7 +359,7 @@ def group_of_rocketmq(name: str, found: _Content) -> GroupConfig:
     )
 
 
-def rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
+def _rocketmq_of_group(group: GroupConfig) -> dict[str, object]:
     """The same as RocketMQ's JSON has it."""
     found = {
         "brokerId": group.broker_id,
@@ -543,7 +543,7 @@ def _kept_of(tables: Tables, group: str, known: _Content) -> Mapping[str, object
 
 def _settings_of(tables: Tables, group: str) -> Mapping[str, object]:
     config = tables.group_configs.get(group)
-    return {} if config is None else rocketmq_of_group(config)
+    return {} if config is None else _rocketmq_of_group(config)
 
 
 def _entry(known: _Content, name: str) -> Mapping[str, object]:

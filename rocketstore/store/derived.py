@@ -74,7 +74,7 @@ class QueueFindings(NamedTuple):
 class RecoveryFindings:
     """Everything the plan depends on.
 
-    ``queues`` are as they are once cut (``cut_of``): anything after the cut may be torn, and is ignored.
+    ``queues`` are as they are once cut (``_cut_of``): anything after the cut may be torn, and is ignored.
     ``file_by_time`` is the start according to RocketMQ's checkpoint.
     """
 
@@ -113,11 +113,11 @@ def plan(findings: RecoveryFindings, *, index_safe: bool) -> RecoveryPlan:
         start, reason = index_from, "files of the index are missing"
     start = min(max(start, findings.log_min), max(end, findings.log_min))
     invariant(start <= max(end, findings.log_min), "replay begins beyond the log", start=start, end=end)
-    cut = cut_of(checkpoint, end, findings.file_by_time, clean_stop=findings.clean_stop)
+    cut = _cut_of(checkpoint, end, findings.file_by_time, clean_stop=findings.clean_stop)
     return RecoveryPlan(cut, start, reason, whole or not findings.log_min)
 
 
-def cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
+def _cut_of(checkpoint: StoreCheckpoint, log_end: int, file_by_time: int, *, clean_stop: bool) -> int:
     """Where the queues are cut: at the log's end, or after a crash at the end of what is known to be whole."""
     if clean_stop:
         return log_end
@@ -186,7 +186,7 @@ def recover(
     guess = not clean_stop and checkpoint.replay_from == UNKNOWN
     time_ms = checkpoint.replay_time(with_index=index is not None and index_safe)
     first_file = file_by_time(log, time_ms) if guess else log.min_offset
-    repaired = queues.recover(cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
+    repaired = queues.recover(_cut_of(checkpoint, end, first_file, clean_stop=clean_stop), whole=clean_stop)
     found = None
     if index is not None:
         # A time without an end: the checkpoint was written without an index, so files may be older.

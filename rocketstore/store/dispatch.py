@@ -33,13 +33,13 @@ from rocketstore.types import BrokerRole, RecordHead, ScannedRecords
 SCAN_BYTES: Final = MIB
 RECORD_BYTES_MAX: Final = 64 * MIB
 """More than any record: scanned if the next record alone is longer than ``SCAN_BYTES``."""
-NAPS_S: Final = ((64, 0.016), (1, 0.001))
+_NAPS_S: Final = ((64, 0.016), (1, 0.001))
 """How long to nap after more messages than that, because many at once cost little more than a few."""
 CALM_NAP_S: Final = 0.01
 """How long to nap at least as long as nobody waits for messages."""
 SLAVE_NAP_S: Final = 0.05
 """How long on a slave, where hardly anybody ever does."""
-SINGLE_NAP_S_MAX: Final = 0.005
+_SINGLE_NAP_S_MAX: Final = 0.005
 """How long at most after a single message: others may be far away, and who asks for the next one waits so long."""
 DEFERRED_BYTES_MAX: Final = 1024 * MIB
 """How far dispatch may be behind a log that goes first: it takes twice as long as what the log itself needs."""
@@ -254,9 +254,9 @@ class DispatchService:
                 _log.error("dispatch is waiting until the log is repaired: %s", error)
             self.damage = error
             return FULL_RETRY_S
-        nap_s = next((nap_s for messages, nap_s in NAPS_S if self._batch_messages > messages), 0.0)
+        nap_s = next((nap_s for messages, nap_s in _NAPS_S if self._batch_messages > messages), 0.0)
         least_s = self._nap_s_min()
-        return max(nap_s, least_s if self._batch_messages > 1 else min(least_s, SINGLE_NAP_S_MAX))
+        return max(nap_s, least_s if self._batch_messages > 1 else min(least_s, _SINGLE_NAP_S_MAX))
 
     def _has_much_to_do(self) -> bool:
         behind = self.behind_bytes()

@@ -31,13 +31,13 @@ from rocketstore.message.record import HEAD_V4, MESSAGE_MAGICS, decode_record, s
 from rocketstore.types import GetMessageStatus, GetResult, QueueUnit
 
 _FILLER_SIZE: Final = FILLER.size
-UNITS_PER_GET_MIN: Final = 800
+_UNITS_PER_GET_MIN: Final = 800
 """The number of units a get examines for messages that pass its filter; more if it may return more messages."""
 PASSED_BYTES_MAX: Final = 16 * MIB
 """The maximum bytes of records that a get reads only to find that they do not pass its filter."""
 FILTER_S_MAX: Final = 0.25
 """How long a get searches for messages that pass its filter, whose conditions may be long."""
-QUERY_ROUNDS_MAX: Final = 3
+_QUERY_ROUNDS_MAX: Final = 3
 _INDEX_STEP_MS: Final = 1000
 _MEMORY_BYTES_FALLBACK: Final = 24 << 30
 _HEAD: Final = HEAD_V4.struct("size", "magic", "physical_offset")
@@ -118,7 +118,7 @@ class StoreReader:
         log_end = self._log.max_offset  # read after the queue's end, so everything dispatched up to there is readable
         max_count = min(max_count, max(self._in_memory.messages, self._in_disk.messages))
         read = _Get(self, queue, offset, log_end, GetLimits(max_count, max_bytes), matches_tags, matches_record)
-        status, next_offset = read.run(min(high, offset + max(UNITS_PER_GET_MIN, max_count)))
+        status, next_offset = read.run(min(high, offset + max(_UNITS_PER_GET_MIN, max_count)))
         suggest_slave = read.last_offset >= 0 and log_end - read.last_offset > self.memory_bytes_max
         return GetResult(status, next_offset, low, high, tuple(read.records), suggest_slave)
 
@@ -185,7 +185,7 @@ class StoreReader:
         seen: set[int] = set()
         found: dict[int, bytes] = {}
         until_ms, found_bytes, passed_bytes = end_ms, 0, 0
-        for _ in range(QUERY_ROUNDS_MAX):
+        for _ in range(_QUERY_ROUNDS_MAX):
             # The index stores whole seconds, rounded down: an entry before begin_ms may belong to a later message.
             hits = self._index.query(topic, key, self._config.max_msgs_num_batch, begin_ms - _INDEX_STEP_MS, until_ms)
             fresh = [offset for offset in hits.offsets if offset not in seen]

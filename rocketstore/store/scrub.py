@@ -117,7 +117,7 @@ BYTES: Final = MIB
 """and about their bytes."""
 
 
-class TimerRepair:
+class _TimerRepair:
     """For the scrub thread. ``pause`` is called now and then, and may raise."""
 
     def __init__(self, derived: Derived, pause: Callable[[], None]) -> None:
@@ -239,7 +239,7 @@ class DerivedScrub:
         self._stopping = threading.Event()
         self.repaired = 0
         """How many index files were rebuilt."""
-        self._timer_repair = TimerRepair(derived, self._pause)
+        self._timer_repair = _TimerRepair(derived, self._pause)
 
     def stop(self) -> None:
         """Abort work in progress soon."""

@@ -25,9 +25,9 @@ _BUCKET_NAMES: Final = (
     "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]", "[1~2s]", "[2~3s]",
     "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
 )  # fmt: skip
-WINDOWS_S: Final = (10, 60, 600)
+_WINDOWS_S: Final = (10, 60, 600)
 _ALL_OK: Final = {PutMessageStatus.PUT_OK}
-_SAMPLES_MAX: Final = WINDOWS_S[-1] + 1
+_SAMPLES_MAX: Final = _WINDOWS_S[-1] + 1
 GROUPS_MAX: Final = 10_000
 """Pairs of group and topic that are counted separately: clients choose the group names."""
 OTHERS: Final = "(others)"
@@ -266,7 +266,7 @@ class StoreStats:
         }
 
     def _rates(self, rate: _Rate) -> str:
-        return " ".join(f"{rate(window_s):.2f}" for window_s in WINDOWS_S)
+        return " ".join(f"{rate(window_s):.2f}" for window_s in _WINDOWS_S)
 
     def _rate(self, window_s: int, value: _Value) -> float:
         with self._lock:

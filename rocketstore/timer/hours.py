@@ -40,13 +40,13 @@ ENTRY: Final = RecordLayout(
         ("kind", "i4"),
     )
 )
-ENTRY_ROW: Final = ENTRY.dtype()
-ROW: Final = ENTRY_ROW.newbyteorder("=")
+_ENTRY_ROW: Final = ENTRY.dtype()
+ROW: Final = _ENTRY_ROW.newbyteorder("=")
 _RAW: Final = np.dtype((np.void, ENTRY.size))
 _PACK: Final = ENTRY.struct().pack
 
 Entries = NDArray[np.void]
-"""Rows of ``ENTRY_ROW``, or of ``ROW`` in memory, in the log's order."""
+"""Rows of ``_ENTRY_ROW``, or of ``ROW`` in memory, in the log's order."""
 
 
 class EntryKind(IntEnum):
@@ -105,7 +105,7 @@ def timed_heads(heads: Sequence[RecordHead]) -> Iterable[RecordHead]:
 def decode_entries(data: bytes | bytearray | memoryview) -> Entries:
     """Of a file's whole entries, for calculations. A copy."""
     whole = len(data) // ENTRY.size
-    entries: Entries = np.frombuffer(data, ENTRY_ROW, whole).astype(ROW)
+    entries: Entries = np.frombuffer(data, _ENTRY_ROW, whole).astype(ROW)
     return entries
 
 
@@ -209,7 +209,7 @@ def entries_with(extent: HourExtent, origin: int) -> Entries:
     """The entries of one message, of a file that is read piece by piece. Raises ``OSError``, ``CorruptLogError``."""
     found = [b""]
     for piece in _pieces(extent, 0, 0, PIECE_BYTES):
-        rows = np.frombuffer(piece, ENTRY_ROW)
+        rows = np.frombuffer(piece, _ENTRY_ROW)
         found.append(rows[rows["origin"] == origin].tobytes())
     return decode_entries(b"".join(found))
 
@@ -266,9 +266,9 @@ _MAGIC: Final = b"RSH1"
 _HEAD: Final = Struct(">4sI")
 _HOUR: Final = Struct(">qqI")
 _CRC: Final = Struct(">I")
-NEVER_NEEDED: Final = 1 << 62
+_NEVER_NEEDED: Final = 1 << 62
 """A position and a time that no record has."""
-INDEXED_MAX: Final = 250_000
+_INDEXED_MAX: Final = 250_000
 """Recalls known by heart, of all hours; about 100 bytes each."""
 
 
@@ -322,7 +322,7 @@ def count_hour(entries: Entries) -> HourCounts:
     messages = still_open(entries)
     at_second = np.bincount(messages["due_ms"] // 1000 % SECONDS, minlength=SECONDS).astype(np.int32)
     if not len(messages):
-        return HourCounts(at_second, 0, NEVER_NEEDED, NEVER_NEEDED)
+        return HourCounts(at_second, 0, _NEVER_NEEDED, _NEVER_NEEDED)
     oldest, oldest_ms = int(messages["position"].min()), int(messages["store_timestamp"].min())
     return HourCounts(at_second, int(messages["size"].sum()), oldest, oldest_ms)
 
@@ -349,9 +349,9 @@ class HourFile:
         self.crc = 0
         self.last = -1
         """The queue offset of the last record."""
-        self.oldest = NEVER_NEEDED
+        self.oldest = _NEVER_NEEDED
         """No record before this position is needed,"""
-        self.oldest_ms = NEVER_NEEDED
+        self.oldest_ms = _NEVER_NEEDED
         """nor one stored before this time."""
         self.bytes_open = 0
         self.at_second = np.zeros(SECONDS, np.int32)
@@ -369,7 +369,7 @@ class HourFile:
         """One entry more."""
         self._count(entry)
         self.crc = crc32(data, self.crc)
-        if entry.kind != EntryKind.RECALL and self.oldest == NEVER_NEEDED:
+        if entry.kind != EntryKind.RECALL and self.oldest == _NEVER_NEEDED:
             self.oldest, self.oldest_ms = entry.position, entry.store_timestamp
         self.entries += 1
         self.last = entry.queue_offset
@@ -392,7 +392,7 @@ class HourFile:
         if entries == self.entries:
             self.at_second, self.bytes_open = counted.at_second, counted.bytes_open
             self.is_inexact = False
-        if entries == self.entries or counted.oldest != NEVER_NEEDED:
+        if entries == self.entries or counted.oldest != _NEVER_NEEDED:
             self.oldest, self.oldest_ms = counted.oldest, counted.oldest_ms
 
 
@@ -402,7 +402,7 @@ class RecallIndex:
     Bounded: an hour whose recalls would be too many is not known from then on, and its file must be read.
     """
 
-    def __init__(self, indexed_max: int = INDEXED_MAX) -> None:
+    def __init__(self, indexed_max: int = _INDEXED_MAX) -> None:
         self._indexed_max = indexed_max
         self._size = 0
         self._known: dict[int, set[int]] = {}

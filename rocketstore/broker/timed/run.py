@@ -36,8 +36,8 @@ from rocketstore.types import TIMED_TOPIC, BrokerRole, PutMessageStatus, PutResu
 LOOK_MS: Final = 60_000
 """How often to look for messages that are old enough."""
 ROLLED_AT_ONCE: Final = 64
-ROLL_RETRY_MS: Final = 1000
-SPACE_PERCENT_MAX: Final = 20
+_ROLL_RETRY_MS: Final = 1000
+_SPACE_PERCENT_MAX: Final = 20
 """Timed messages that take up more of the log than this are reported."""
 
 
@@ -78,7 +78,7 @@ class Rolling:
             self.rolled += len(self._under_way) - len(failed)
             self._under_way, self._results = [], None
             self._todo.extendleft(reversed(failed))
-            self._retry_at_ms = now_ms + ROLL_RETRY_MS if failed else 0
+            self._retry_at_ms = now_ms + _ROLL_RETRY_MS if failed else 0
         if now_ms < self._look_at_ms and not (self._todo or self._hours):
             return self._look_at_ms
         if now_ms < self._retry_at_ms:
@@ -105,11 +105,11 @@ class Rolling:
         log = self._store.log
         held, size = self._store.timers.open_count(wall_ms)
         whole = max(log.max_offset - log.min_offset, self._config.store.mapped_file_size_commit_log)
-        if size * 100 > whole * SPACE_PERCENT_MAX:
+        if size * 100 > whole * _SPACE_PERCENT_MAX:
             self._conditions.set(
                 ConditionKind.TIMED_MESSAGES,
-                f"{held} timed messages take up {size} bytes of a log of {whole}, more than {SPACE_PERCENT_MAX}%: each "
-                "is stored again before it expires (fileReservedTime), so look who delays so many",
+                f"{held} timed messages take up {size} bytes of a log of {whole}, more than {_SPACE_PERCENT_MAX}%: "
+                "each is stored again before it expires (fileReservedTime), so look who delays so many",
             )
         else:
             self._conditions.clear(ConditionKind.TIMED_MESSAGES)
@@ -154,7 +154,7 @@ BATCH_BYTES: Final = 256 * 1024
 """and their bytes."""
 FLIGHTS_MAX: Final = 4
 """Puts under way."""
-LOAD_AHEAD_MS: Final = 300_000
+_LOAD_AHEAD_MS: Final = 300_000
 """How long before it begins an hour is loaded."""
 LOAD_RETRY_MS: Final = 500
 """How often to look whether a damaged hour is built again."""
@@ -163,9 +163,9 @@ RETRY_MS: Final = 100
 RETRY_MS_MAX: Final = 5000
 SLEEP_MS_MAX: Final = 10_000
 """Due times are wall-clock times, which may jump: check at least this often."""
-PACE_MS: Final = 200
+_PACE_MS: Final = 200
 """How far puts may be ahead of ``timed_bytes_per_s_max``."""
-LATE_MS: Final = 1000
+_LATE_MS: Final = 1000
 DISPATCH_WAIT_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 2.0
@@ -300,7 +300,7 @@ class TimedRun:
 
     def _load(self, now_ms: int, wall_ms: int) -> None:
         """Take in the hours that come next, and at first those before."""
-        needed_ms = max(wall_ms + LOAD_AHEAD_MS, self._table.progress.due_ms + 1)  # the clock may have been set back
+        needed_ms = max(wall_ms + _LOAD_AHEAD_MS, self._table.progress.due_ms + 1)  # the clock may have been set back
         if self._delivery is not None or needed_ms < self._table.loaded_ms:
             return
         if now_ms < self._load_at_ms:
@@ -360,8 +360,8 @@ class TimedRun:
         if self._retry_at_ms > now_ms:
             return [self._retry_at_ms]
         while delivery.todo and len(self._flights) < FLIGHTS_MAX:
-            if self._paced_to_ms > now_ms + PACE_MS:
-                return [now_ms + PACE_MS // 2]
+            if self._paced_to_ms > now_ms + _PACE_MS:
+                return [now_ms + _PACE_MS // 2]
             if not self._submit(delivery, now_ms):
                 break
         if delivery.first == len(delivery.round):
@@ -517,13 +517,13 @@ class TimedRun:
     def late(self, wall_ms: int) -> tuple[int, int]:
         """How many messages are due for more than a second, and for how long the first of them is (ms)."""
         with self._stepping:
-            count, due_ms = self._table.count_due(wall_ms - LATE_MS), self._table.next_due_ms()
+            count, due_ms = self._table.count_due(wall_ms - _LATE_MS), self._table.next_due_ms()
             if self._delivery is not None:
                 rest = self._delivery.round.entries["due_ms"][~self._delivery.done]
-                count += int((rest <= wall_ms - LATE_MS).sum())
+                count += int((rest <= wall_ms - _LATE_MS).sum())
                 due_ms = int(rest.min()) if len(rest) else due_ms
         lag_ms = 0 if due_ms is None else wall_ms - due_ms
-        return count, lag_ms if lag_ms > LATE_MS else 0
+        return count, lag_ms if lag_ms > _LATE_MS else 0
 
     # -- recalling -----------------------------------------------------------------------------------------------------
 

@@ -157,12 +157,12 @@ class TimedService:
         )
 
 
-COUNT_S: Final = 1.0
+_COUNT_S: Final = 1.0
 """How often to count the messages that wait."""
 _UNIQUE_KEY: Final = f"{PROPERTY_UNIQUE_KEY}\x01".encode()
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
-EXACT_MS: Final = 2 * HOUR_MS
+_EXACT_MS: Final = 2 * HOUR_MS
 PERIODS_MAX: Final = 65_536
 """Of all owners. One has at most 1,100 for 40 days; beyond this, a message counts for the owner's last period."""
 
@@ -200,7 +200,7 @@ class TimedSends:
         self._bridge = bridge
         self._clock = clock
         self._confirm = confirm
-        self._counted_at = -COUNT_S
+        self._counted_at = -_COUNT_S
         self._open = 0
         self._quota = TimedQuota()
 
@@ -255,7 +255,7 @@ class TimedSends:
     def _count(self) -> int:
         """About how many wait."""
         now = asyncio.get_running_loop().time()
-        if now - self._counted_at >= COUNT_S:
+        if now - self._counted_at >= _COUNT_S:
             self._counted_at = now
             self._open, _ = self._timers.open_count(self._clock.wall_ms())
         return self._open
@@ -329,7 +329,7 @@ class TimedQuota:
     def add(self, owner: str, due_ms: int, now_ms: int) -> None:
         """One more, stored."""
         self._forget(now_ms)
-        period_ms = MINUTE_MS if due_ms - now_ms <= EXACT_MS else HOUR_MS
+        period_ms = MINUTE_MS if due_ms - now_ms <= _EXACT_MS else HOUR_MS
         end_ms = (due_ms // period_ms + 1) * period_ms
         found = self._due.setdefault(owner, {})
         if end_ms not in found:

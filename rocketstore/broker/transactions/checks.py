@@ -104,8 +104,8 @@ def times_checked(half: Half, before: Rounds, time_out_ms: int) -> int:
     return half.checked_before + earlier + half.asked
 
 
-CHECKS_AT_ONCE: Final = 256
-ASKED_MS_MAX: Final = 30_000
+_CHECKS_AT_ONCE: Final = 256
+_ASKED_MS_MAX: Final = 30_000
 """For how long to wait for those who ask, before asking on without them."""
 _HOUR_MS: Final = 3_600_000
 _READ_WRITE: Final = 6
@@ -264,7 +264,7 @@ class Checks:
     def _ask(self, current: _Round, now_ms: int) -> None:
         checks: list[Check] = []
         oldest_ms = self._clock.wall_ms() - max(self._config.store.file_reserved_time, 1) * _HOUR_MS
-        for _ in range(min(len(current.left), CHECKS_AT_ONCE)):
+        for _ in range(min(len(current.left), _CHECKS_AT_ONCE)):
             half, times = current.left.popleft()
             if not self._opened.is_open(half.queue_offset):
                 continue
@@ -278,7 +278,7 @@ class Checks:
                 checks.append(Check(half.queue_offset, half.offset, half.group, times + 1))
         askers = self._askers.all
         if checks and askers:
-            self._asking, self._asked_until_ms = len(askers), now_ms + ASKED_MS_MAX
+            self._asking, self._asked_until_ms = len(askers), now_ms + _ASKED_MS_MAX
             asked: deque[None] = deque()
             for asker in askers:
                 asker(checks, partial(self._asked, asked, len(askers)))

@@ -33,7 +33,7 @@ from rocketstore.message.record import CorruptRecordError, body_at, decode_recor
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC, OP_TOPIC
 
 PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d"
+_OP_PROPERTIES: Final = b"WAIT\x01true\x02TAGS\x01d"
 _HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 _OURS: Final = tuple(f"{name}\x01".encode() for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID))
 _DIGITS_MAX: Final = 19
@@ -84,7 +84,7 @@ def op_message(queue_offset: int, host: HostAddress, now_ms: int) -> Message:
     """Says that the half message with this queue offset has ended."""
     body = str(queue_offset).encode()
     return Message(
-        OP_TOPIC, body, born_timestamp=now_ms, born_host=host, store_host=host, property_string=OP_PROPERTIES
+        OP_TOPIC, body, born_timestamp=now_ms, born_host=host, store_host=host, property_string=_OP_PROPERTIES
     )
 
 
@@ -151,7 +151,7 @@ def _property_string(record: bytes, message: Message) -> bytes:
     return bytes(record[body_at(message.sys_flag) + len(message.body) + 1 + len(message.topic) + 2 :])
 
 
-IMMUNITY_S_MAX: Final = 30 * 24 * 3600
+_IMMUNITY_S_MAX: Final = 30 * 24 * 3600
 _CHECK_DIGITS_MAX: Final = 9
 
 
@@ -206,7 +206,7 @@ def half_of(queue_offset: int, offset: int, stored_ms: int, properties: bytes) -
     """From what a record of the half topic says."""
     found = decode_properties(properties)
     seconds = _number(found.get(PROPERTY_CHECK_IMMUNITY, ""))
-    immunity_ms = None if seconds < 0 else min(seconds, IMMUNITY_S_MAX) * 1000
+    immunity_ms = None if seconds < 0 else min(seconds, _IMMUNITY_S_MAX) * 1000
     checked = max(_number(found.get(PROPERTY_CHECK_TIMES, "")), 0)
     return Half(queue_offset, offset, stored_ms, found.get(PROPERTY_PRODUCER_GROUP, ""), immunity_ms, checked)
 

@@ -24,7 +24,7 @@ from rocketstore.types import HALF_TOPIC, OP_TOPIC, TRANSACTION_CHECKS_TOPIC, Ge
 
 READ_AT_ONCE: Final = 256
 SCAN_BYTES: Final = 1024 * 1024
-SCAN_BYTES_MAX: Final = 64 * SCAN_BYTES
+_SCAN_BYTES_MAX: Final = 64 * SCAN_BYTES
 
 _log = logging.getLogger("rocketstore")
 
@@ -147,7 +147,7 @@ def _scanned(store: MessageStore, at: int, end: int, check: Callable[[], None]) 
         check()
         scanned = store.log.scan(at, SCAN_BYTES)
         if scanned.next_offset <= at:
-            scanned = store.log.scan(at, SCAN_BYTES_MAX)
+            scanned = store.log.scan(at, _SCAN_BYTES_MAX)
         if scanned.next_offset <= at:
             raise ShutdownError(f"the log cannot be read from {at}")
         yield scanned.heads

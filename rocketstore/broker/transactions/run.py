@@ -44,10 +44,10 @@ from rocketstore.types import HALF_TOPIC, OP_TOPIC, Outcome, PutResult, RecordHe
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 """Whose consumer offsets they are."""
-PROGRESS_MS: Final = 1000
+_PROGRESS_MS: Final = 1000
 RETRY_MS: Final = 100
-IDLE_MS: Final = 10_000
-MARKS_MAX: Final = 1024
+_IDLE_MS: Final = 10_000
+_MARKS_MAX: Final = 1024
 
 
 class Marks:
@@ -66,22 +66,22 @@ class Marks:
         """Pass on where open halves begin, if it is time; returns when to do so again."""
         if now_ms < self._due_ms or self._noting:
             return max(self._due_ms, now_ms + RETRY_MS)
-        self._due_ms = now_ms + PROGRESS_MS
+        self._due_ms = now_ms + _PROGRESS_MS
         marks = self._marks
         if not marks or marks[-1] != (half_next, self.op_next):
             marks.append((half_next, self.op_next))
-        if len(marks) > MARKS_MAX:
+        if len(marks) > _MARKS_MAX:
             self._marks = marks = deque(one for at, one in enumerate(marks) if at % 2 == 0)
         op = self._noted[1]
         while marks and marks[0][0] <= oldest:
             op = max(op, marks.popleft()[1])
         found = (oldest, op)
         if found == self._noted:
-            return now_ms + IDLE_MS
+            return now_ms + _IDLE_MS
         offsets = [(topic, 0, offset) for topic, offset in ((HALF_TOPIC, oldest), (OP_TOPIC, op)) if offset > 0]
         if not offsets:
             self._noted = found
-            return now_ms + IDLE_MS
+            return now_ms + _IDLE_MS
         self._noting = True
 
         def done(result: PutResult) -> None:
@@ -96,9 +96,9 @@ class Marks:
 RETRY_MS_MAX: Final = 5000
 STOP_TIMEOUT_S: Final = 10.0
 DISPATCH_WAIT_S: Final = 2.0
-OP_RETRY_MS: Final = 5000
+_OP_RETRY_MS: Final = 5000
 """How long after a commit its op is written again, if the log does not show it. Two do no harm."""
-OPS_AT_ONCE: Final = 256
+_OPS_AT_ONCE: Final = 256
 ARRIVED_AT_ONCE: Final = 1024
 NOT_READY: Final = "this broker does not know yet which transactions are open"
 
@@ -370,7 +370,7 @@ class Run:
                     self._recover()
                 due_ms = self._turn(now_ms)
             except StoppedError:
-                return now_ms + IDLE_MS
+                return now_ms + _IDLE_MS
             except (ShutdownError, CorruptLogError) as error:
                 self._retry_at_ms = now_ms + round(self._backoff.pause())
                 _log.warning("transactions: the log cannot be read now: %s", error)
@@ -412,7 +412,11 @@ class Run:
         self._finish_commits(now_ms)
         with self._lock:
             oldest, half_next = self.halves.oldest, self.halves.next_offset
-        dues = [now_ms + IDLE_MS, self._marks.note(now_ms, oldest, half_next), self._checks.step(now_ms, self._scanned)]
+        dues = [
+            now_ms + _IDLE_MS,
+            self._marks.note(now_ms, oldest, half_next),
+            self._checks.step(now_ms, self._scanned),
+        ]
         if self._arrivals:
             dues.append(now_ms)
         if self._doubts or self.halves.oldest_commit is not None:
@@ -430,7 +434,7 @@ class Run:
                     self._marks.op_next = max(self._marks.op_next, head.queue_offset + 1)
                     self.halves.ended(target)
                 else:
-                    self.halves.committed(head.prepared_offset, head.offset, now_ms + OP_RETRY_MS)
+                    self.halves.committed(head.prepared_offset, head.offset, now_ms + _OP_RETRY_MS)
             self._arrivals.popleft()
 
     def _ended_by(self, head: RecordHead) -> int:
@@ -490,8 +494,8 @@ class Run:
         """Write ops that are missing: of commits before which a master died, or that a full disk has separated."""
         with self._lock:
             due = [one for one in self.halves.unfinished if one.op_due_ms <= now_ms]
-            for half in due[:OPS_AT_ONCE]:
-                half.op_due_ms = now_ms + OP_RETRY_MS
+            for half in due[:_OPS_AT_ONCE]:
+                half.op_due_ms = now_ms + _OP_RETRY_MS
                 if not self._stopped:
                     self._store.submit([self._op(half)], lambda _results: None)
 

@@ -199,7 +199,7 @@ class TransactionService:
 
 
 _CHECKS: Final = f"\x02{PROPERTY_CHECK_TIMES}\x011000".encode()
-READY_S_MAX: Final = 2.0
+_READY_S_MAX: Final = 2.0
 """How long an end waits for a new master to read which transactions are open."""
 
 
@@ -329,7 +329,7 @@ class TransactionEnds:
             self._ready.clear()
             if not self._transactions.is_ready:  # else it was told just before
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(READY_S_MAX):
+                    async with asyncio.timeout(_READY_S_MAX):
                         await self._ready.wait()
 
 
@@ -429,7 +429,7 @@ class ProducerChecks:
         return _Question(HalfCheck(topic, shown, check.queue_offset, check.offset, message_id, unique), half.born_host)
 
 
-RESUMED_MAX: Final = 10_000
+_RESUMED_MAX: Final = 10_000
 """How many are remembered, so that none is begun twice."""
 
 
@@ -461,7 +461,7 @@ class Resumptions:
         record = await self._readers.run(self._given_up, offset)
         self._check_new(offset)
         self._resumed[offset] = None  # whatever becomes of it: two would be two transactions
-        if len(self._resumed) > RESUMED_MAX:
+        if len(self._resumed) > _RESUMED_MAX:
             self._resumed.popitem(last=False)
         stored: LoopCallback[Sequence[PutResult]] = LoopCallback(self._bridge)
         self._store.submit([resumed(record, self._store_host)], stored.done)
