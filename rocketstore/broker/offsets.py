@@ -166,7 +166,6 @@ class Offsets:
             self._made_groups.take(owner, group, 1)
 
     def close(self) -> None:
-        """Commit what waits."""
         self._commit_pulled()
 
     # -- of queues -----------------------------------------------------------------------------------------------------

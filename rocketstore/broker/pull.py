@@ -204,8 +204,6 @@ class Pull(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A validated pull."""
-
     pull: Pull
     filter: MessageFilter | None
     wait_ms: int

@@ -349,7 +349,6 @@ class ReadThreads:
         return max(0, self._under_way - self._count)
 
     def close(self) -> None:
-        """Join the threads."""
         self._executor.shutdown(wait=True)
 
 

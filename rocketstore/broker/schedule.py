@@ -287,7 +287,6 @@ class _Run:
 
     @property
     def level_max(self) -> int:
-        """The highest level."""
         return len(self._levels)
 
     def offset(self, number: int) -> int:

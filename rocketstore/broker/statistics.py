@@ -95,12 +95,10 @@ class Statistics:
         self.yesterday_morning = nothing
 
     def start(self) -> None:
-        """Begin to count."""
         self.take(self._sample())
         self._timer = asyncio.get_running_loop().call_later(_SAMPLE_S, self._begin)
 
     def close(self) -> None:
-        """End. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._sampling is not None:

@@ -334,7 +334,6 @@ class SystemTopic(NamedTuple):
 
 
 def system_topics(config: BrokerConfig) -> dict[str, SystemTopic]:
-    """By name."""
     levels = DelayLevels.parse(config.store.message_delay_level).level_max
     found = {
         SELF_TEST_TOPIC: SystemTopic(1),
@@ -382,11 +381,9 @@ class TopicRetention:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look every ``_ROUND_S``."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="topic retention")
 
     async def close(self) -> None:
-        """Look no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

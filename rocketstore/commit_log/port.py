@@ -305,7 +305,6 @@ class PutWaiter:
         self._answered.acquire()
 
     def done(self, results: Sequence[PutResult]) -> None:
-        """Set the results."""
         self._results = results
         self._answered.release()
 

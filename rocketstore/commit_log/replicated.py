@@ -194,7 +194,6 @@ class ReplicatedCommitLog:
 
     @property
     def is_replicated(self) -> bool:
-        """True."""
         return True
 
     @property

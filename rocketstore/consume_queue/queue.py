@@ -670,7 +670,6 @@ class ConsumeQueue:
                 self.directory.rmdir()
 
     def close(self) -> None:
-        """Release the files."""
         self._files.close()
 
     # Searching

@@ -203,7 +203,6 @@ class IndexSums:
     entries: NDArray[np.uint32]
 
     def encode(self) -> bytes:
-        """The file's contents."""
         content = b"".join(
             (
                 _HEAD.pack(_MAGIC, len(self.slots)),

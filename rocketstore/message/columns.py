@@ -103,7 +103,6 @@ class PropertyTexts:
 
     @classmethod
     def of(cls, strings: Sequence[bytes]) -> PropertyTexts:
-        """Join them."""
         joined = b"\x02".join((b"", *strings)) + PADDING
         lengths = np.fromiter(map(len, strings), np.int64, len(strings))
         return cls(np.frombuffer(joined, np.uint8), np.cumsum(lengths + 1))

@@ -85,7 +85,6 @@ class UniqueIds:
         return f"{self._prefix_now()}{next(self._count) & _COUNT_MASK:04X}"
 
     def take(self, count: int) -> list[str]:
-        """So many ids."""
         prefix, counter = self._prefix_now(), self._count
         return [f"{prefix}{next(counter) & _COUNT_MASK:04X}" for _ in range(count)]
 

@@ -43,7 +43,6 @@ class DelayLevels:
 
     @property
     def level_max(self) -> int:
-        """The highest level."""
         return len(self.delays_ms)
 
     def cap(self, level: int) -> int:

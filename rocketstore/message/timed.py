@@ -205,7 +205,6 @@ class RecallHandle(NamedTuple):
     origin: int
 
     def encode(self) -> str:
-        """The text."""
         fields = (VERSION, self.topic, self.broker, str(self.due_ms), self.message_id or NO_ID, str(self.origin))
         return urlsafe_b64encode(" ".join(fields).encode()).decode()
 

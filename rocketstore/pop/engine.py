@@ -67,8 +67,6 @@ AUTO_RENEW_MS_MAX: Final = 3 * 3_600_000
 
 
 class PopEngine(Windows):
-    """See the module."""
-
     # -- receives ------------------------------------------------------------------------------------------------------
 
     def begin(self, wish: PopWish, now_ms: int) -> PopDelivery:

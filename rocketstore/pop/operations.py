@@ -97,8 +97,6 @@ class Loading(NamedTuple):
 
 
 class PopWish(NamedTuple):
-    """A receive."""
-
     group: str
     topic: str
     queue_ids: Sequence[int]
@@ -159,8 +157,6 @@ class Verdict(Enum):
 
 
 class Pending:
-    """An operation."""
-
     __slots__ = ("failure", "then", "verdict", "waits")
 
     def __init__(self) -> None:
@@ -296,7 +292,6 @@ class InvalidHandleError(InvalidRequestError):
 
 
 def encode_handle(handle: Handle) -> str:
-    """The text."""
     head = _HEAD.pack(
         _VERSION,
         _RETRY * handle.is_retry,

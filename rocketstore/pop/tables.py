@@ -271,7 +271,6 @@ class PopTables:
         return [window.as_row(place) for place, window in ordered]
 
     def copy(self) -> PopTables:
-        """A fast copy."""
         made = PopTables()
         made.windows = self.windows.copy()
         made.epoch = self.epoch

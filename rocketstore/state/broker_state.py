@@ -174,7 +174,6 @@ class BrokerState:
         self._files.load()
 
     def start(self) -> None:
-        """Start the thread."""
         self._worker.start()
 
     def shutdown(self) -> None:

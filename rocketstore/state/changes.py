@@ -355,7 +355,6 @@ class EncodedChange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.data)
 
 

@@ -99,7 +99,6 @@ class Imported(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the files."""
         return [name for name in self.sums if name in _READERS]
 
 

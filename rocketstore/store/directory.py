@@ -137,7 +137,6 @@ class StoreCheckpoint:
         return min(oldest, self.index_ms) if with_index else oldest
 
     def encode(self) -> bytes:
-        """The file's content."""
         head = _TIMES.pack(self.physic_ms, self.logics_ms, self.index_ms).ljust(_OWN_AT, b"\0")
         head += _OWN.pack(_MAGIC, self.replay_from, self.queue_units, self.index_end)
         head += _CRC.pack(zlib.crc32(head))

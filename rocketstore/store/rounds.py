@@ -90,7 +90,6 @@ class PutGate:
             return found
 
     def become(self, role: BrokerRole) -> None:
-        """Change the role."""
         with self._lock:
             self.role = role
             self._renew()
@@ -313,12 +312,10 @@ class StoreRounds:
         log.keep_from(self._keep_from, self._held_back)
 
     def start(self) -> None:
-        """Start the threads."""
         for worker in (self._flusher, self._sampler, self._cleaning, self._scrubbing):
             worker.start()
 
     def stop(self) -> None:
-        """End the threads."""
         self.scrub.stop()
         for worker in (self._scrubbing, self._cleaning, self._sampler, self._flusher):
             if not worker.stop(STOP_TIMEOUT_S):
@@ -434,7 +431,6 @@ class Periodic:
         self._worker = Worker(name, self._step, clock, supervisor)
 
     def start(self) -> None:
-        """Start the thread."""
         self._worker.start()
 
     def request(self) -> None:

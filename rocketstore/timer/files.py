@@ -421,7 +421,6 @@ class TimerFiles:
             return sorted(self._damaged)
 
     def path(self, hour: int) -> Path:
-        """An hour's file."""
         return hour_path(self.directory, hour)
 
     def verify(self, hour: int) -> int:

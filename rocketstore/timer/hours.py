@@ -78,7 +78,6 @@ class TimedEntry(NamedTuple):
         return self.due_ms // HOUR_MS
 
     def encode(self) -> bytes:
-        """As stored."""
         return _PACK(*self)
 
 
@@ -110,7 +109,6 @@ def decode_entries(data: bytes | bytearray | memoryview) -> Entries:
 
 
 def entries_of(found: Iterable[TimedEntry]) -> Entries:
-    """Entries as rows."""
     return np.array(list(map(tuple, found)), ROW)
 
 
@@ -298,7 +296,6 @@ def decode_hours(content: bytes) -> list[HourMark] | None:
 
 
 def hour_path(directory: Path, hour: int) -> Path:
-    """An hour's file."""
     return directory / f"{hour:0{_DIGITS}d}"
 
 
@@ -366,7 +363,6 @@ class HourFile:
         return HourExtent(self.path, self.entries * ENTRY.size, self.crc)
 
     def note(self, entry: TimedEntry, data: bytes) -> None:
-        """One entry more."""
         self._count(entry)
         self.crc = crc32(data, self.crc)
         if entry.kind != EntryKind.RECALL and self.oldest == _NEVER_NEEDED:

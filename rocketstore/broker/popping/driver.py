@@ -334,7 +334,6 @@ class EngineDriver:
         return end_ms if self._now is None else end_ms + self._now.ahead_ms()
 
     async def close(self) -> None:
-        """End for good."""
         self.is_closing = self._is_closed = True
         self.end()
         await self.copies.close()

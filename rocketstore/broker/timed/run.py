@@ -256,7 +256,6 @@ class TimedRun:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the thread."""
         self._worker = Worker("rocketstore-timed", self.step, self._clock, supervisor)
         self._worker.start()
 

@@ -327,7 +327,6 @@ class TimedQuota:
         self._next_ms = 0  # no period ends earlier
 
     def add(self, owner: str, due_ms: int, now_ms: int) -> None:
-        """One more, stored."""
         self._forget(now_ms)
         period_ms = MINUTE_MS if due_ms - now_ms <= _EXACT_MS else HOUR_MS
         end_ms = (due_ms // period_ms + 1) * period_ms
@@ -341,7 +340,6 @@ class TimedQuota:
         self._next_ms = min(self._next_ms or end_ms, end_ms)
 
     def waiting(self, owner: str, now_ms: int) -> int:
-        """About how many."""
         self._forget(now_ms)
         return sum(self._due.get(owner, {}).values())
 

@@ -52,7 +52,6 @@ class Rounds:
     scanned: int = 0
 
     def encode(self) -> bytes:
-        """As stored."""
         names = sorted(set(chain.from_iterable(one.groups for one in self.rounds)))[:GROUPS_MAX]
         numbers = {name: number for number, name in enumerate(names)}
         rounds = [
@@ -135,7 +134,6 @@ class Askers:
         self.all: tuple[Asker, ...] = ()
 
     def add(self, asker: Asker) -> None:
-        """Another one."""
         self.all = (*self.all, asker)
 
 

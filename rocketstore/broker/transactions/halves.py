@@ -166,8 +166,6 @@ class Phase(Enum):
 
 
 class Half:
-    """One open transaction."""
-
     __slots__ = (
         "asked", "checked_before", "commit_offset", "group", "immunity_ms", "offset", "op_due_ms", "phase",
         "queue_offset", "rounds", "stored_ms",

@@ -182,7 +182,6 @@ class Run:
         self.is_ready = False
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the thread."""
         self._worker = Worker("rocketstore-transactions", self.step, self._clock, supervisor)
         self._worker.start()
 
