@@ -34,8 +34,8 @@ from dledger.types import TlsServerMode
 from dledger.values import address_text, host_of
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.mastership import GroupView, Mastership, group_view, resolve
-from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.reading import ReadThreads
+from rocketstore.broker.statistics import ServiceCounters
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.broker_remoting.registration import NameServerRegistration
 from rocketstore.broker_remoting.service import RemotingService

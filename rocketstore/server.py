@@ -33,9 +33,9 @@ from dledger.server import DLedgerServer
 from dledger.store.identity import layout_of
 from rocketstore.broker.broker import Storage
 from rocketstore.broker.mastership import CatchUp, GroupView, is_leader
-from rocketstore.broker.measurements import BrokerMeasurements, measure
 from rocketstore.broker.role_change import BrokerRoleChange
 from rocketstore.broker.schedule import ScheduleService
+from rocketstore.broker.statistics import BrokerMeasurements, measure
 from rocketstore.broker.timed.service import TimedService
 from rocketstore.broker.transactions.service import TransactionService
 from rocketstore.broker_config import BrokerConfig

@@ -7,7 +7,7 @@ import time
 from dledger_cli.metrics.families import Families
 from dledger_cli.metrics.histogram import cumulative
 from dledger_cli.metrics.recorder import MetricsRecorder
-from rocketstore.broker.measurements import BrokerMeasurements, PopCounters, ServiceCounters
+from rocketstore.broker.statistics import BrokerMeasurements, PopCounters, ServiceCounters
 from rocketstore.broker.timed.service import TimedCounts
 from rocketstore.remoting.bodies.ha import NEVER, HaFacts
 from rocketstore.server import BrokerServer

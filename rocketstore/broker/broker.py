@@ -17,14 +17,13 @@ from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups, Retries
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, MemberHosts, StateChanges
-from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.popping.service import make_popping
 from rocketstore.broker.pull import PullService, WaitingPulls
 from rocketstore.broker.reading import QueueReading, ReadThreads, RecordReader, SubscriptionFilters
 from rocketstore.broker.schedule import ScheduleService
 from rocketstore.broker.sending import Sending
-from rocketstore.broker.statistics import Stats
+from rocketstore.broker.statistics import ServiceCounters, Stats
 from rocketstore.broker.timed.service import TimedSends, TimedService
 from rocketstore.broker.topics import CreationQuota, TopicRetention, Topics
 from rocketstore.broker.transactions.service import HalfMessages, ProducerChecks, TransactionEnds, TransactionService

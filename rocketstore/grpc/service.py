@@ -23,9 +23,9 @@ from dledger.rpc.clients.connections import Connection, Connections, Leases
 from dledger.rpc.clients.grpc_server import AnswerStream, Methods, open_stream
 from dledger.rpc.fields import parse
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.measurements import ServiceCounters
 from rocketstore.broker.permissions import Need, Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.broker.statistics import ServiceCounters
 from rocketstore.grpc.access import GatewayAccess
 from rocketstore.grpc.calls import SPARE_S, CallHeaders, CallPlace, GatewayCall, Method
 from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of

@@ -21,7 +21,6 @@ from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
-from rocketstore.broker.measurements import PopCounters
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.permissions import TOOLS_GROUP
 from rocketstore.broker.pop_types import (
@@ -47,6 +46,7 @@ from rocketstore.broker.pull import WaitingPulls
 from rocketstore.broker.reading import QueueReading, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.sending import Sending
+from rocketstore.broker.statistics import PopCounters
 from rocketstore.broker.topics import Topics
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.message import HostAddress

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dledger.errors import CorruptLogError
-from rocketstore.broker.measurements import GroupLag, QueueLag, ServiceCounters, first_groups, first_topics, measure
+from rocketstore.broker.statistics import GroupLag, QueueLag, ServiceCounters, first_groups, first_topics, measure
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
