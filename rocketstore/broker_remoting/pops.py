@@ -16,8 +16,16 @@ from dledger.remoting.server import Handler
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.groups import Groups
-from rocketstore.broker.pop_types import ANY_QUEUE, MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of_retry
+from rocketstore.broker.popping.requests import (
+    ANY_QUEUE,
+    MESSAGES_MAX,
+    Ack,
+    ChangeInvisible,
+    PoppedRecord,
+    PopResult,
+    Receive,
+)
 from rocketstore.broker.popping.service import ACKED_AT_ONCE, Popping
 from rocketstore.broker.reading import TAG
 from rocketstore.broker_remoting.access import RemotingAccess

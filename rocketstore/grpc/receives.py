@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import Need, Operation, needs
-from rocketstore.broker.pop_types import (
+from rocketstore.broker.popping.requests import (
     ANY_QUEUE,
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,

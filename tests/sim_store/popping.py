@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from dledger.rpc.clients.connections import Leases
-from rocketstore.broker.pop_types import (
+from rocketstore.broker.popping.requests import (
     ANY_QUEUE,
     AUTO_RENEW_MS,
     Ack,

@@ -21,8 +21,8 @@ from dledger.clock import Clock
 from dledger.errors import DLedgerError
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import Mastership, QueueKey
-from rocketstore.broker.pop_types import ANY_QUEUE
 from rocketstore.broker.popping.copies import Copies
+from rocketstore.broker.popping.requests import ANY_QUEUE
 from rocketstore.broker.pull import QueueWatch, WaitingPulls
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.record import QueuePlace

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import QueueKey
-from rocketstore.broker.pop_types import ANY_QUEUE, PoppedRecord, Receive, Received
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership, Subscribed, WaitingReceives
+from rocketstore.broker.popping.requests import ANY_QUEUE, PoppedRecord, Receive, Received
 from rocketstore.broker.pull import PULL_BYTES_DEFAULT
 from rocketstore.broker.reading import MessageFilter, QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind

@@ -1,4 +1,4 @@
-"""``Popping``: what every protocol's adapter asks pop for (``rocketstore.broker.pop_types.PopPort``).
+"""``Popping``: what every protocol's adapter asks pop for.
 
 A group is consumed either by pop or by pulls (P11): both move its offset, and know nothing of each other.
 """
@@ -23,7 +23,10 @@ from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.permissions import TOOLS_GROUP
-from rocketstore.broker.pop_types import (
+from rocketstore.broker.popping.copies import Copies
+from rocketstore.broker.popping.driver import EngineDriver, WaitingReceives
+from rocketstore.broker.popping.receiving import LOADS_MAX, Receiving, TopicLoader, client_key
+from rocketstore.broker.popping.requests import (
     ANY_QUEUE,
     ATTEMPT_ID_MAX,
     CLIENT_ID_MAX,
@@ -39,9 +42,6 @@ from rocketstore.broker.pop_types import (
     Receive,
     Received,
 )
-from rocketstore.broker.popping.copies import Copies
-from rocketstore.broker.popping.driver import EngineDriver, WaitingReceives
-from rocketstore.broker.popping.receiving import LOADS_MAX, Receiving, TopicLoader, client_key
 from rocketstore.broker.pull import WaitingPulls
 from rocketstore.broker.reading import QueueReading, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -145,7 +145,13 @@ _T = TypeVar("_T")
 
 
 class Popping:
-    """On the loop, of every member; only the master answers."""
+    """On the loop, of every member; only the master answers. Each method raises ``Refusal`` as
+    ``rocketstore.broker.popping.requests`` says. ``owner``: whose share of what waits for the log it counts for; empty:
+    nobody's.
+
+    A call that is cancelled (its client is gone) leaves nothing undone: messages that it had already reserved become
+    visible again after ``INVISIBLE_MS_MIN``, an ack that is under way counts.
+    """
 
     def __init__(
         self,
@@ -168,9 +174,10 @@ class Popping:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def receive(self, wish: Receive, leases: Leases, owner: str = "") -> Received:
-        """Messages, at once or as soon as there are some; their bytes are accounted for in ``leases``.
+        """Messages, at once or as soon as there are some; those that are answered are reserved on a majority (P1).
 
-        ``owner``: whose share the topics count for that messages come again in. Raises as ``PopPort``.
+        Their bytes are accounted for in ``leases``. ``owner``: whose share the topics count for that messages come
+        again in.
         """
         wish = self._checked(wish)
         self._use(wish.group, wish.topic, wish.queue_id)
@@ -194,7 +201,9 @@ class Popping:
     # -- what became of them -------------------------------------------------------------------------------------------
 
     async def ack(self, acks: Sequence[Ack], owner: str = "") -> Sequence[PopResult]:
-        """See ``PopPort``."""
+        """A result for each, in order, once all that are ``OK`` are settled on a majority (P2). If that fails the call
+        as a whole is refused.
+        """
         if len(acks) > ACKS_MAX:
             raise Refusal(RefusalKind.INVALID, f"{len(acks)} acknowledgements in one call: at most {ACKS_MAX}")
         with self._room(len(acks), owner):
@@ -212,7 +221,7 @@ class Popping:
         return results
 
     async def change_invisible(self, change: ChangeInvisible, owner: str = "") -> ChangedInvisible:
-        """See ``PopPort``."""
+        """The old handle is not valid any more if this is ``OK`` (P6)."""
         group, topic, handle, duration_ms, suspend, push = change
         if not 0 <= duration_ms <= INVISIBLE_MS_MAX:
             why = f"a message can be invisible for 0 to {INVISIBLE_MS_MAX} ms, not for {duration_ms}"
@@ -232,7 +241,9 @@ class Popping:
         return ChangedInvisible(PopResult.OK, changing.handle, self._driver.told_ms(changing.visible_at_ms))
 
     async def dead_letter(self, dead: DeadLetter, owner: str = "") -> PopResult:
-        """See ``PopPort``."""
+        """``OK`` once the copy is stored and the original settled. Repeated after an unknown outcome it may store a
+        second copy, but loses none (P4).
+        """
         with self._room(1, owner):
             settling = await self._asked(
                 lambda engine, now_ms: engine.dead_letter(dead.group, dead.topic, dead.handle, now_ms), dead.reason
@@ -244,13 +255,15 @@ class Popping:
         return _result(verdict)
 
     def give_back(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """See ``PopPort``."""
+        """The answer with these messages did not reach the client: as if the receive had been cancelled before. Their
+        handles stay valid until they are given out again.
+        """
         leadership = self._driver.leadership()
         leadership.engine.give_back(group, topic, handles, leadership.now_ms())
         self._driver.look(leadership)
 
     def client_gone(self, client_id: str, owner: str = "") -> None:
-        """See ``PopPort``."""
+        """The messages that ``owner`` received in its name become visible after ``INVISIBLE_MS_MIN``."""
         if client_id:
             self._driver.client_gone(client_key(owner, client_id))
 

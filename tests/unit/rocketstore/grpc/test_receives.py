@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from dledger.rpc.clients.connections import Leases
-from rocketstore.broker.pop_types import Receive, Received
+from rocketstore.broker.popping.requests import Receive, Received
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs

@@ -18,7 +18,7 @@ from dledger.remoting.frame import Frame
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.clients import SILENT_S_MAX
 from rocketstore.broker.mastership import GroupView
-from rocketstore.broker.pop_types import Receive, Received
+from rocketstore.broker.popping.requests import Receive, Received
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.grpc import calls
 from rocketstore.grpc.calls import CallHeaders, GatewayCall

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
-from rocketstore.broker.pop_types import (
+from rocketstore.broker.popping.requests import (
     Ack,
     ChangedInvisible,
     ChangeInvisible,

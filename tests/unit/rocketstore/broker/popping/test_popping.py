@@ -14,9 +14,9 @@ from dledger.access.quota import Quota
 from dledger.clock import Clock
 from dledger.errors import InvalidRequestError
 from dledger.rpc.clients.connections import Leases
-from rocketstore.broker.pop_types import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.popping.copies import origin_of
 from rocketstore.broker.popping.driver import CLIENT_WAITS_MAX
+from rocketstore.broker.popping.requests import MESSAGES_MAX, Ack, ChangeInvisible, PoppedRecord, PopResult, Receive
 from rocketstore.broker.reading import SQL92, QueueReading
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.record import QueuePlace

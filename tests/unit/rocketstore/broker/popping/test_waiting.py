@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import QueueKey
-from rocketstore.broker.pop_types import ANY_QUEUE
 from rocketstore.broker.popping.driver import Subscribed, WaitingReceives
+from rocketstore.broker.popping.requests import ANY_QUEUE
 from rocketstore.broker.pull import QueueWatch, WaitingPulls
 
 ORDERS = Subscribed("mailer", "orders")

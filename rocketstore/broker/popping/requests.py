@@ -5,7 +5,7 @@ A message that was received is *invisible* to the group's other consumers until 
 says which delivery of which message is meant; a client sends it back to settle the message (``Ack``), or to change how
 long it stays invisible (``ChangeInvisible``). Handles are valid at every later master, too.
 
-Errors: every method of ``PopPort`` raises ``Refusal``, whose ``kind`` an adapter maps to a code of its protocol:
+Errors: every method of ``Popping`` raises ``Refusal``, whose ``kind`` an adapter maps to a code of its protocol:
 
 * ``INVALID``: a number, a name or a combination in the request is wrong; the sentence says which. Repeating is useless;
 * ``WRONG_FILTER``: the expression cannot be parsed, with the place;
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from rocketstore.broker.reading import TAG
 from rocketstore.message.record import QueuePlace
@@ -165,36 +165,3 @@ class DeadLetter(NamedTuple):
     handle: str
     reason: str = ""
     """Noted with the dead letter, cut to 200 characters; empty if the client gave none."""
-
-
-class PopPort(Protocol):
-    """On the loop. Only the master answers. Each method raises ``Refusal`` as the module says. ``owner``: whose share
-    of what waits for the log it counts for; empty: nobody's.
-
-    A call that is cancelled (its client is gone) leaves nothing undone: messages that it had already reserved become
-    visible again after ``INVISIBLE_MS_MIN``, an ack that is under way counts.
-    """
-
-    async def receive(self, wish: Receive, /) -> Received:
-        """Messages, at once or as soon as there are some; those that are answered are reserved on a majority (P1)."""
-
-    async def ack(self, acks: Sequence[Ack], owner: str = "", /) -> Sequence[PopResult]:
-        """A result for each, in order, once all that are ``OK`` are settled on a majority (P2). If that fails the call
-        as a whole is refused.
-        """
-
-    async def change_invisible(self, change: ChangeInvisible, owner: str = "", /) -> ChangedInvisible:
-        """The old handle is not valid any more if this is ``OK`` (P6)."""
-
-    async def dead_letter(self, dead: DeadLetter, owner: str = "", /) -> PopResult:
-        """``OK`` once the copy is stored and the original settled. Repeated after an unknown outcome it may store a
-        second copy, but loses none (P4).
-        """
-
-    def give_back(self, group: str, topic: str, handles: Sequence[str], /) -> None:
-        """The answer with these messages did not reach the client: as if the receive had been cancelled before. Their
-        handles stay valid until they are given out again.
-        """
-
-    def client_gone(self, client_id: str, owner: str = "", /) -> None:
-        """The messages that ``owner`` received in its name become visible after ``INVISIBLE_MS_MIN``."""
