@@ -1,4 +1,4 @@
-"""What is counted of a broker: how much came and went, how far groups are, and how old their next messages are.
+"""Figures of a broker: how much came and went, how far groups are, and how old their next messages are.
 
 Metrics are bounded: a broker may have tens of thousands of topics and groups, and metrics systems keep every name
 forever. So the first ``metrics_topics_max`` topics and pairs of group and topic are told by themselves.
