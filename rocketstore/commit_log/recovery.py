@@ -21,7 +21,7 @@ from rocketstore.message.scan import scan_records
 from rocketstore.types import RecordHead
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
-_CLEAN_FILES: Final = 3
+CLEAN_FILES: Final = 3
 """After a clean stop, this many files at the end are read."""
 _ADVICE: Final = (
     "Restore the file from a copy. To give up everything from there on, move this file and all later ones away "
@@ -89,7 +89,7 @@ class Recovery:
         files = list(self._queue.files())
         while len(files) > 1 and files[-1].is_blank():
             files.pop()
-        return files[-_CLEAN_FILES:][0].base if files else 0
+        return files[-CLEAN_FILES:][0].base if files else 0
 
     def start_by_timestamp(self, timestamp_ms: int) -> int:
         """Where to start reading after a crash, given that everything stored up to ``timestamp_ms`` is durable and
@@ -130,7 +130,7 @@ class Recovery:
         if ended is not None:
             reason = self._decide(ended, offset, reason, durable_offset)
         self._queue.truncate(offset, keep_first=bool(files) and files[0].base > 0)
-        for file in self._queue.files()[-_CLEAN_FILES:]:
+        for file in self._queue.files()[-CLEAN_FILES:]:
             file.sync()  # a killed process leaves data written, but not durable
         self._queue.set_end(offset)
         return PlainRecoveryReport(start, offset, records, self._last_timestamp, reason)
