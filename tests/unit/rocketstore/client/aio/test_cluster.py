@@ -90,7 +90,7 @@ async def test_without_a_master_by_the_deadline_nothing_was_done() -> None:
 async def test_a_request_of_unknown_outcome_is_repeated_only_if_that_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 0.05)
+    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 0.5)
     async with pair() as (cluster, _, (master, slave)):
         master.scripts[CODE] = lambda frame: None if len(master.of(CODE)) < 3 else frame.answer()
         with pytest.raises(errors.TimedOutError):
@@ -106,7 +106,7 @@ async def test_a_refusal_after_an_answer_that_was_lost_does_not_say_that_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first request may have been carried out; the second one was not."""
-    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 0.05)
+    monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 0.5)
     async with pair() as (cluster, _, (master, _slave)):
         denied = (AnswerCode.NO_PERMISSION, "read only now")
         master.scripts[CODE] = lambda frame: None if len(master.of(CODE)) < 2 else frame.answer(*denied)
@@ -136,15 +136,16 @@ async def test_reads_are_answered_by_a_copy_while_the_master_is_gone() -> None:
 @on_loop
 async def test_a_frozen_master_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It hangs up on nobody: reads go to a copy, changes to the next master, long before the time for one answer."""
-    monkeypatch.setattr(clusters, "SLOW_S", 0.05)
+    monkeypatch.setattr(clusters, "SLOW_S", 600.0)
     monkeypatch.setattr(clusters, "ATTEMPT_S_MAX", 600.0)
-    async with pair(600.0) as (cluster, topics, (master, slave)), asyncio.timeout(30):
+    async with pair(600.0) as (cluster, topics, (master, slave)), asyncio.timeout(120):
         await cluster.ask_reader("a", CODE, deadline=cluster.deadline())
+        monkeypatch.setattr(clusters, "SLOW_S", 0.05)
         master.scripts[CODE] = silence
         await cluster.ask_reader("a", CODE, deadline=cluster.deadline())
         assert len(slave.of(CODE)) == 1
         changing = asyncio.ensure_future(cluster.ask_master("a", CODE, deadline=cluster.deadline()))
-        await until(lambda: len(master.of(CODE)) == 3, "the frozen one is asked")
+        await until(lambda: len(master.of(CODE)) >= 3, "the frozen one is asked")
         assert not changing.done()
         topics.brokers["a"] = {0: slave.address}
         await changing
@@ -160,7 +161,7 @@ async def test_a_change_that_must_not_happen_twice_waits_for_its_answer(monkeypa
         master.scripts[CODE] = silence
         topics.brokers["a"] = {0: slave.address}
         with pytest.raises(errors.TimedOutError):
-            await cluster.ask_master("a", CODE, deadline=cluster.deadline(0.3), harmless=False)
+            await cluster.ask_master("a", CODE, deadline=cluster.deadline(1.0), harmless=False)
         assert (len(master.of(CODE)), len(slave.of(CODE))) == (1, 0)
 
 
