@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dledger_cli.broker_target import BrokerTarget
     from dledger_cli.connection import GroupTarget
 
-START_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
 REQUEST_HEAD_BYTES_MAX: Final = 16 * 1024
 CONNECTIONS_MAX: Final = 256
