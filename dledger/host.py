@@ -46,7 +46,7 @@ from dledger.runtime.threads import Housekeeping, Supervisor, Task
 from dledger.values import address_text
 
 
-class GroupedHandlers:
+class _GroupedHandlers:
     """The handlers of at least one group, by its name. On the loop."""
 
     def __init__(self, groups: Mapping[str, LogHandlers]) -> None:
@@ -216,7 +216,7 @@ class ClientServer:
             await self._serve_grpc()
             opened.pop_all()
         only, *others = self._log_handlers.values()
-        handlers = GroupedHandlers(self._log_handlers) if others else only
+        handlers = _GroupedHandlers(self._log_handlers) if others else only
         self._remoting = log_server(self._requests[config.group], handlers)
         handshake_s_max = config.limits.handshake_ms_max / 1000
         self._acceptor = RemotingAcceptor("node", self._remoting.protocol, self._tls, None, handshake_s_max)

@@ -68,7 +68,7 @@ BUSY: Final = "busy"
 
 WINDOW_MS: Final = 5 * 60 * 1000
 """How far a client's clock and the server's may be apart; older requests are refused."""
-STREAM_DIGEST: Final = "-"
+_STREAM_DIGEST: Final = "-"
 
 _NONCE = re.compile(r"([0-9a-f]{16})-(\d{1,18})")
 
@@ -103,7 +103,7 @@ def parse_nonce(nonce: str) -> tuple[str, int] | None:
 
 def digest_of(body: bytes | None) -> str:
     """The digest of a request's bytes; None: the client sends a stream."""
-    return STREAM_DIGEST if body is None else hashlib.sha256(body).hexdigest()
+    return _STREAM_DIGEST if body is None else hashlib.sha256(body).hexdigest()
 
 
 def _signature(secret: bytes, *parts: str) -> str:
@@ -111,8 +111,8 @@ def _signature(secret: bytes, *parts: str) -> str:
 
 
 SPAN: Final = 4096
-SESSIONS_MAX: Final = 20_000
-ACCOUNT_SESSIONS_MAX: Final = 5_000
+_SESSIONS_MAX: Final = 20_000
+_ACCOUNT_SESSIONS_MAX: Final = 5_000
 
 
 class TooManySessionsError(Exception):
@@ -133,8 +133,8 @@ class ReplayWindow:
         self,
         window_ms: int,
         *,
-        sessions_max: int = SESSIONS_MAX,
-        account_sessions_max: int = ACCOUNT_SESSIONS_MAX,
+        sessions_max: int = _SESSIONS_MAX,
+        account_sessions_max: int = _ACCOUNT_SESSIONS_MAX,
     ) -> None:
         self._window_ms = window_ms
         self._sessions_max = sessions_max

@@ -19,7 +19,7 @@ from typing import Final
 from dledger.errors import PendingFullError
 from dledger.values import MIB
 
-CONNECTION_SHARE_PERCENT: Final = 50
+_CONNECTION_SHARE_PERCENT: Final = 50
 """The share of each limit for one connection; or the owner's share, if that is less."""
 ANSWER_BYTES_MAX: Final = 256 * MIB
 _KEPT_PART: Final = 8
@@ -255,7 +255,7 @@ class Quotas:
         self.root: Final = Quota(limits, "this server", "the limit for all clients together")
         self._limits = limits
         self._owner_percent = owner_percent
-        self._connection_percent = min(owner_percent, CONNECTION_SHARE_PERCENT)
+        self._connection_percent = min(owner_percent, _CONNECTION_SHARE_PERCENT)
         self._owners: dict[str, Quota] = {}
         self._connections: dict[tuple[str, str], Quota] = {}
         self._forget_at = _IDLE_MAX

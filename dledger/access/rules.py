@@ -180,8 +180,8 @@ def _refused(event: yaml.Event, why: str) -> _RefusedError:
     return _RefusedError(f"line {_line(event)}: {why}")
 
 
-SECRET_CHARS_MIN: Final = 8
-ACCOUNTS_MAX: Final = 10_000
+_SECRET_CHARS_MIN: Final = 8
+_ACCOUNTS_MAX: Final = 10_000
 _ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9_.@:+/=-]{1,128}")
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _Value = TypeVar("_Value")
@@ -301,8 +301,8 @@ class _Reader:
                     pass
         if not accounts and not trusted and not self.problems:
             self.problems.append("no account and no white address: nobody would have access")
-        if len(accounts) > ACCOUNTS_MAX:
-            self.problems.append(f"{len(accounts)} accounts exceed the limit of {ACCOUNTS_MAX}")
+        if len(accounts) > _ACCOUNTS_MAX:
+            self.problems.append(f"{len(accounts)} accounts exceed the limit of {_ACCOUNTS_MAX}")
         return AccessRules(accounts, tuple(trusted))
 
     def _account(self, node: Node) -> Account | None:
@@ -398,8 +398,8 @@ def _access_key(text: str) -> str:
 
 
 def _secret(text: str) -> bytes:
-    if len(text) < SECRET_CHARS_MIN:
-        raise ValueError(f"a secret key must have at least {SECRET_CHARS_MIN} characters, this one has {len(text)}")
+    if len(text) < _SECRET_CHARS_MIN:
+        raise ValueError(f"a secret key must have at least {_SECRET_CHARS_MIN} characters, this one has {len(text)}")
     return text.encode()
 
 

@@ -124,7 +124,7 @@ DISCOVERY_TIMEOUT_S: Final = 1.0
 """How long one round of searching for the leader may take."""
 SILENT_S: Final = 30.0
 """How long a server that did not answer in time is asked last."""
-LOOK_TIMEOUT_S: Final = 0.5
+_LOOK_TIMEOUT_S: Final = 0.5
 """How long to wait for silent servers while a leader is known but doubted."""
 
 _OF_A_LEADER: Final = (
@@ -430,7 +430,7 @@ class LeaderFinder(Generic[_StatusT]):
         """Look whether another node leads, because the present leader is silent; None if nobody is known to lead."""
         search = Search(self._directory, doubting=True)
         with suppress(DLedgerError):  # no server answers, or the client is closed
-            if not await self._ask(search, TimeLimit(LOOK_TIMEOUT_S)):
+            if not await self._ask(search, TimeLimit(_LOOK_TIMEOUT_S)):
                 search.conclude()
         return self._directory.leader
 

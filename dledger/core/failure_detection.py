@@ -121,11 +121,11 @@ def on_refusal(state: MemberState, candidate: Candidate, voter: NodeId, now_ms: 
 
 STALLED_TIMEOUTS: Final = 3
 """A leader steps down after this many of the longest election timeouts without progress."""
-PATIENCE_DOUBLINGS: Final = 2
+_PATIENCE_DOUBLINGS: Final = 2
 """How often that time doubles while its leaderships end this way: where all disks are slow, it must be long enough."""
-PAUSE_DOUBLINGS: Final = 6
+_PAUSE_DOUBLINGS: Final = 6
 """The same, twice per leadership, for how long it declines leadership transfers."""
-CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
+_CAMPAIGN_PAUSE_DOUBLINGS: Final = 1
 """The same for how long it does not campaign: never long, because the only other member may be down."""
 
 
@@ -159,10 +159,10 @@ class ProgressWatch:
             self._seen, self._since_ms = seen, now_ms
             return False
         stalled_ms = STALLED_TIMEOUTS * state.election.election_timeout_ms_max
-        if now_ms < self._since_ms + (stalled_ms << min(self._failures, PATIENCE_DOUBLINGS)):
+        if now_ms < self._since_ms + (stalled_ms << min(self._failures, _PATIENCE_DOUBLINGS)):
             return False
-        self.pause_until_ms = now_ms + (stalled_ms << min(self._failures, CAMPAIGN_PAUSE_DOUBLINGS))
-        self.declines_until_ms = now_ms + (stalled_ms << min(2 * self._failures, PAUSE_DOUBLINGS))
+        self.pause_until_ms = now_ms + (stalled_ms << min(self._failures, _CAMPAIGN_PAUSE_DOUBLINGS))
+        self.declines_until_ms = now_ms + (stalled_ms << min(2 * self._failures, _PAUSE_DOUBLINGS))
         self._failures += 1
         return True
 

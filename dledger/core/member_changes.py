@@ -58,7 +58,7 @@ from dledger.members import (
 from dledger.records import record
 from dledger.types import NO_INDEX, NO_TERM, LogIndex, NodeId, Standing
 
-RATE_MS: Final = 1000
+_RATE_MS: Final = 1000
 """A rate is that of at least so long."""
 _SAMPLES_PER_TIMEOUT: Final = 5
 
@@ -101,7 +101,7 @@ class PeerCatchUp:
             del self._places[gone]
         for peer, match in leader.match.items():
             before = self._places.get(peer)
-            if before is None or now_ms >= before.at_ms + RATE_MS:
+            if before is None or now_ms >= before.at_ms + _RATE_MS:
                 position = self._position_after(match)
                 rate = 0 if before is None else (position - before.position) * 1000 // (now_ms - before.at_ms)
                 self._places[peer] = _Place(now_ms, position, max(0, rate))
@@ -196,7 +196,7 @@ ChangeDone = Callable[[Configuration | DLedgerError], None]
 HandOver = Callable[[int, Callable[[LeaderHint | DLedgerError], None] | None], None]
 """Transfers leadership to the best voter: the time, and who is told the result."""
 
-FAREWELL_MS: Final = 10_000
+_FAREWELL_MS: Final = 10_000
 """How long a leader tries to tell a removed member that its removal is committed."""
 WAITING_MAX: Final = 64
 """How many repetitions of a request may wait for its change to be committed."""
@@ -371,7 +371,7 @@ class MemberChanges:
         self._begin_term(now_ms)
         if now_ms >= self._sample_due_ms:
             catching_up = bool(state.membership.current.learners)
-            self._sample_due_ms = now_ms + (self._catch_up.interval_ms if catching_up else RATE_MS)
+            self._sample_due_ms = now_ms + (self._catch_up.interval_ms if catching_up else _RATE_MS)
             self._catch_up.sample(leader, now_ms)
         self._say_farewell(now_ms)
         if state.membership.is_committed and self._not_now(leader) is None:
@@ -404,7 +404,7 @@ class MemberChanges:
         for back in self._farewells.keys() - set(membership.left):
             del self._farewells[back]
         for peer in membership.left:
-            due_ms, index = self._farewells.setdefault(peer, (now_ms + FAREWELL_MS, membership.committed.index))
+            due_ms, index = self._farewells.setdefault(peer, (now_ms + _FAREWELL_MS, membership.committed.index))
             if now_ms >= due_ms or self._dispatchers[peer].commit_told >= index:
                 del self._farewells[peer]
                 self._state.release(peer)

@@ -42,7 +42,7 @@ from dledger.core.quorum_ack import QuorumAckChecker, ReadIndexQueue, SequenceDo
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Term
 
-NOTHING_REMEMBERED: Final[Mapping[NodeId, EntryId]] = {}
+_NOTHING_REMEMBERED: Final[Mapping[NodeId, EntryId]] = {}
 TERM_STEP_MAX = 10**6
 """How far ahead of its own a member accepts a term at once; at one election per second, eleven days of elections."""
 
@@ -65,7 +65,7 @@ class Node:
         random: Random,
         run: MemberRun,
         now_ms: int,
-        remembered: Mapping[NodeId, EntryId] = NOTHING_REMEMBERED,
+        remembered: Mapping[NodeId, EntryId] = _NOTHING_REMEMBERED,
         wrap_noop: Wrap | None = None,
         membership: Membership | None = None,
         uid: int = 0,

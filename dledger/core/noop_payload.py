@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 
 from dledger.errors import DLedgerError, InvalidRequestError
 
-MARK: Final = b"\x89DLPROD\n"
+_MARK: Final = b"\x89DLPROD\n"
 VERSION: Final = 1
 _HEAD: Final = Struct(">8sBBI")
 HEAD_BYTES: Final = _HEAD.size
@@ -62,12 +62,12 @@ class UnreadablePayloadError(DLedgerError):
 
 
 def with_head(kind: PayloadKind, rest: bytes) -> bytes:
-    return _HEAD.pack(MARK, VERSION, kind, len(rest)) + rest
+    return _HEAD.pack(_MARK, VERSION, kind, len(rest)) + rest
 
 
 def kind_in(body: bytes) -> int | None:
     """The kind of the payload in a NOOP's body, known or not; None if there is none."""
-    start = body.find(MARK)
+    start = body.find(_MARK)
     if start < 0 or len(body) < start + HEAD_BYTES:
         return None
     kind: int = _HEAD.unpack_from(body, start)[2]
@@ -79,7 +79,7 @@ def find_payload(body: bytes) -> tuple[PayloadKind, bytes] | None:
 
     Raises ``UnreadablePayloadError``.
     """
-    start = body.find(MARK)
+    start = body.find(_MARK)
     if start < 0:
         return None
     if len(body) < start + HEAD_BYTES:

@@ -67,16 +67,16 @@ from dledger.values import MIB
 
 RUNS_KEPT: Final = 32
 """Runs per producer that the leader remembers, to answer where repeated entries are."""
-RUNS_WRITTEN: Final = 16
+_RUNS_WRITTEN: Final = 16
 """The limit of them in a snapshot: more than a producer of messages has requests in flight (12); a client of the log
 may have 32.
 """
-SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
+_SNAPSHOT_ENTRIES_PER_PRODUCER: Final = 32
 SNAPSHOT_ENTRIES_MAX: Final = 131_072
 SNAPSHOT_BYTES: Final = 32 * MIB
 """The limit of log bytes, including bodies, between two snapshots: what a new leader reads is in memory."""
 SNAPSHOT_REGISTRATIONS: Final = 1024
-SNAPSHOTS_PER_EXPIRY: Final = 16
+_SNAPSHOTS_PER_EXPIRY: Final = 16
 """How often to write one while appends come: a change of leader loses at most this fraction of
 ``producer_expiry_ms`` of idle times.
 """
@@ -88,7 +88,7 @@ EVICTION_IDLE_MS: Final = 600_000
 """A producer active within this time keeps its place; no client repeats an append for so long."""
 ENDED_BATCH_IDLE_MS: Final = 120_000
 """The same for a task of a stream's ended batch, towards its stream's next ones: a straggler may still send."""
-ACCOUNT_SHARE_PERCENT: Final = 75
+_ACCOUNT_SHARE_PERCENT: Final = 75
 """The share of all producers that one account may have: beyond it, a new one replaces one of its own."""
 _WALK_ENTRIES: Final = SNAPSHOT_ENTRIES_MAX + BATCH_ENTRIES_MAX
 _WALK_BYTES: Final = SNAPSHOT_BYTES + 3 * BATCH_BYTES_MAX
@@ -200,13 +200,13 @@ class ProducerTable:
         """The registration to write for a new producer; ``room``: the limit of a snapshot's bytes."""
         dropped = 0
         account = account_of(name)
-        share = max(1, self._max * ACCOUNT_SHARE_PERCENT // 100)
+        share = max(1, self._max * _ACCOUNT_SHARE_PERCENT // 100)
         if account and self._of_account[account] >= share:
             idle = self._giving_way(name, room - _size_of(name), now_ms, account)
             if idle is None:
                 return TooManyProducersError(
                     f"{self._of_account[account]} producers of this account were active in the last "
-                    f"{EVICTION_IDLE_MS // 60_000} minutes, the limit per account ({ACCOUNT_SHARE_PERCENT} % of "
+                    f"{EVICTION_IDLE_MS // 60_000} minutes, the limit per account ({_ACCOUNT_SHARE_PERCENT} % of "
                     f"max_producers, {self._max}): cannot add {name!r}; let clients live longer"
                 )
             dropped = idle.slot
@@ -301,14 +301,14 @@ class ProducerTable:
             self._forget(producer)
         if not self._by_name and self._next_slot == 1:
             return b""
-        runs = RUNS_WRITTEN
+        runs = _RUNS_WRITTEN
         while runs > 1 and self._bytes + (runs - 1) * RUN_BYTES * len(self) > room:
             runs -= 1
         return encode_snapshot(self._next_slot, self._records(now_ms, runs))
 
     def copy(self, now_ms: int) -> ProducerSnapshot:
         """All producers, as ``load`` takes them."""
-        return ProducerSnapshot(self._next_slot, tuple(self._records(now_ms, RUNS_WRITTEN)))
+        return ProducerSnapshot(self._next_slot, tuple(self._records(now_ms, _RUNS_WRITTEN)))
 
     def _records(self, now_ms: int, runs: int) -> list[ProducerRecord]:
         return [
@@ -330,8 +330,8 @@ class ProducerTable:
         self._due = (index, 0, now_ms) if self._by_name else None
 
     def _plan_snapshot(self, index: int, position: int, now_ms: int) -> None:
-        entries = max(self._snapshot_entries, SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
-        pause_ms = max(self._expiry_ms // SNAPSHOTS_PER_EXPIRY, 1)
+        entries = max(self._snapshot_entries, _SNAPSHOT_ENTRIES_PER_PRODUCER * len(self))
+        pause_ms = max(self._expiry_ms // _SNAPSHOTS_PER_EXPIRY, 1)
         # Also with the first batch in a new segment: the segment before may then be all that retention can remove, and
         # a full disk would leave no room for rewriting what it holds.
         next_segment = (position // self._segment_bytes + 1) * self._segment_bytes

@@ -42,7 +42,7 @@ _VALUE_BYTES_MAX: Final = 126
 _UNIMPLEMENTED: Final = "12"
 
 
-def is_http2(head: bytes) -> bool:
+def _is_http2(head: bytes) -> bool:
     """Whether these first bytes are HTTP/2's, as gRPC's are."""
     return head.startswith(PREFACE[:HEAD_BYTES])
 
@@ -56,7 +56,7 @@ def answer_to(head: bytes, reason: str) -> bytes:
     return f"{first}Connection: close\r\n\r\n".encode() + body
 
 
-class GrpcRefusal:
+class _GrpcRefusal:
     """Refuses the first call on a connection of gRPC, whose client shows ``reason`` as its error."""
 
     def __init__(self, reason: str) -> None:
@@ -105,7 +105,7 @@ def _text(text: str) -> bytes:
 
 _LOG = logging.getLogger(__name__)
 
-TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
+_TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 REASONS_MAX: Final = 32
 """The limit of distinct refusals logged: anyone may connect, and fill logs."""
 _FRAME: Final = 0x00
@@ -165,7 +165,7 @@ class RemotingAcceptor:
             protocol = self._factory()
         else:
             protocol = _Sealed(self._factory, self._refusal_of_grpc, self._handshake_s_max)
-            timeouts = {"ssl_handshake_timeout": self._handshake_s_max, "ssl_shutdown_timeout": TLS_SHUTDOWN_TIMEOUT_S}
+            timeouts = {"ssl_handshake_timeout": self._handshake_s_max, "ssl_shutdown_timeout": _TLS_SHUTDOWN_TIMEOUT_S}
         loop = asyncio.get_running_loop()  # it owns the socket from now on, whatever happens
         taking = loop.create_task(
             loop.connect_accepted_socket(lambda: protocol, arrival.take(), ssl=context, **timeouts)
@@ -186,10 +186,10 @@ class RemotingAcceptor:
     def _refuse(self, why: str) -> None:
         self._complain(f"a connection to the {self._whose}'s port is refused: {why}")
 
-    def _refusal_of_grpc(self) -> GrpcRefusal:
+    def _refusal_of_grpc(self) -> _GrpcRefusal:
         reason = f"this is the port of RocketMQ's remoting, not of gRPC: {self._grpc}"
         self._refuse(reason)
-        return GrpcRefusal(reason)
+        return _GrpcRefusal(reason)
 
     async def _refuse_plaintext(self, arrival: Arrival) -> None:
         """Answer the first request, so that its client need not guess why it was hung up on."""
@@ -219,7 +219,7 @@ class RemotingAcceptor:
         while len(head) < HEAD_BYTES and (part := await loop.sock_recv(arrival.link, FIRST_BYTES_MAX)):
             head += part
         unread = FIRST_BYTES_MAX
-        if is_http2(head):
+        if _is_http2(head):
             refusal = self._refusal_of_grpc()
             await loop.sock_sendall(arrival.link, refusal.feed(head))
             while unread > 0 and not refusal.is_done and (part := await loop.sock_recv(arrival.link, unread)):
@@ -249,12 +249,12 @@ class _Sealed(asyncio.Protocol):
     """A connection whose TLS handshake is done: remoting's clients agree on no protocol there, gRPC's on HTTP/2."""
 
     def __init__(
-        self, factory: Callable[[], asyncio.Protocol], refuse_grpc: Callable[[], GrpcRefusal], refusal_s_max: float
+        self, factory: Callable[[], asyncio.Protocol], refuse_grpc: Callable[[], _GrpcRefusal], refusal_s_max: float
     ) -> None:
         self._factory = factory
         self._refuse_grpc = refuse_grpc
         self._refusal_s_max = refusal_s_max
-        self._refused: tuple[asyncio.Transport, GrpcRefusal, asyncio.TimerHandle] | None = None
+        self._refused: tuple[asyncio.Transport, _GrpcRefusal, asyncio.TimerHandle] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Put the connection's own protocol in this one's place, unless it is gRPC's."""

@@ -23,7 +23,7 @@ ADDRESSES_MAX: Final = 256
 """Maximum open connections; beyond that, the least recently active one is closed."""
 _PART_BYTES_MAX: Final = 4 * FRAME_BYTES_MAX
 _UNSENT_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX
-TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
+_TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
 _T = TypeVar("_T")
 
 
@@ -155,13 +155,13 @@ class RemotingClient:
         try:
             host, port = parse_address(address)
             context = self._tls() if self._tls is not None else None
-            async with asyncio.timeout(CONNECT_TIMEOUT_S + TLS_HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + _TLS_HANDSHAKE_TIMEOUT_S):
                 _, connection = await loops.connect(
                     lambda: RemotingConnection(self._owner, self._room, self._unsent_room, ANSWER_HEADER_BYTES_MAX),
                     host,
                     port,
                     context=context,
-                    handshake_s_max=TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
+                    handshake_s_max=_TLS_HANDSHAKE_TIMEOUT_S if context is not None else None,
                 )
         except (OSError, ValueError) as error:  # TLS errors and time-outs are OS errors, too
             raise UnreachableError(f"cannot connect to {address}: {reason_of(error)}") from error

@@ -49,7 +49,7 @@ CROWD_FRAMES_PER_TURN: Final = 1024
 FRAMES_LEAST: Final = 4
 READ_BYTES: Final = 128 * 1024
 """After so many bytes at once, nothing more is read from a connection in that turn: uvloop would read 8 MB of it."""
-UNSENT_BYTES_HIGH: Final = 256 * 1024
+_UNSENT_BYTES_HIGH: Final = 256 * 1024
 """With this many bytes not yet read by the peer, nothing more is read from it."""
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """With this many, the connection is closed: responses to earlier requests still add to them."""
@@ -162,7 +162,7 @@ class RemotingConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established."""
         self._transport = transport = cast("asyncio.Transport", transport)
-        transport.set_write_buffer_limits(high=UNSENT_BYTES_HIGH)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self.place = Place(plain_host(str(name[0])), int(name[1]))
@@ -343,7 +343,7 @@ class RemotingConnection(asyncio.Protocol):
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
-        elif self._out_bytes > UNSENT_BYTES_HIGH:
+        elif self._out_bytes > _UNSENT_BYTES_HIGH:
             self.flush()
 
     def _with_announcement(self, parts: tuple[bytes, ...]) -> tuple[bytes, ...]:

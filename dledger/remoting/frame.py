@@ -28,7 +28,7 @@ HEADER_BYTES_MAX: Final = 256 * 1024
 """Our limit for requests: a property string of 32,767 characters, each escaped in JSON, takes three quarters of it."""
 ANSWER_HEADER_BYTES_MAX: Final = 1024 * 1024
 """The same for answers: the ids of the messages of the largest batch take nearly all of it."""
-LARGE_HEADER_BYTES: Final = 4096
+_LARGE_HEADER_BYTES: Final = 4096
 """A header up to this size takes no more than what else there is for each request."""
 FIELDS_MAX: Final = 256
 """Our limit for the fields of one header."""
@@ -155,7 +155,7 @@ def decode(data: memoryview, begin: int = 0, end: int | None = None, header_byte
         frame = _from_binary(header, body)
     else:
         raise FrameError(f"unknown kind of header {kind}")
-    if header_bytes <= LARGE_HEADER_BYTES:
+    if header_bytes <= _LARGE_HEADER_BYTES:
         return frame
     return frame._replace(fields=LargeFields(frame.fields, header_bytes))
 

@@ -127,7 +127,7 @@ def peer_of(place: Place) -> str:
     return f"ipv6:[{place.host}]:{place.port}" if ":" in place.host else f"ipv4:{place.host}:{place.port}"
 
 
-FAILED_STREAMS_MAX: Final = 1024
+_FAILED_STREAMS_MAX: Final = 1024
 """How many failed streams of a connection are remembered, the latest: a client begins another one after a failure."""
 
 
@@ -231,6 +231,6 @@ class Appends:
         client = self._clients.get(connection)
         if client is not None and stream != UNORDERED:
             client.failed[stream] = None
-            if len(client.failed) > FAILED_STREAMS_MAX:
+            if len(client.failed) > _FAILED_STREAMS_MAX:
                 del client.failed[next(iter(client.failed))]
         connection.done(frame, error_answer(frame, error))

@@ -52,7 +52,7 @@ from dledger.rpc.loops import LoopCallback, RoleWatch
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.types import Entry, LogIndex, NodeId, Term
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 """An object of JSON."""
 TOLERANT_BYTES_MAX: Final = 64 * 1024
 """Of a request that may be fastjson's variant of JSON, whose parser takes half a second for the largest frame."""
@@ -63,7 +63,7 @@ _INT32_SIGN: Final = 1 << 31
 _NONE: Final = -1
 
 
-def request_of(frame: Frame) -> Json:
+def request_of(frame: Frame) -> _Json:
     """The object in a request's body. Raises ``InvalidRequestError``."""
     try:
         found = loads(frame.body, tolerant=len(frame.body) <= TOLERANT_BYTES_MAX)
@@ -74,14 +74,14 @@ def request_of(frame: Frame) -> Json:
     return found
 
 
-def check_addressee(request: Json, node_id: NodeId) -> None:
+def _check_addressee(request: _Json, node_id: NodeId) -> None:
     """Raise ``UnknownMemberError`` for a request to another member; one that names none is for whom it reaches."""
     wanted = request.get("remoteId")
     if wanted is not None and wanted != node_id:
         raise UnknownMemberError(f"this is {node_id}, not {str(wanted)[:64]}")
 
 
-def text_of(request: Json, name: str) -> str:
+def text_of(request: _Json, name: str) -> str:
     """A member that is a text; empty if it is missing."""
     value = request.get(name)
     if value is None:
@@ -91,7 +91,7 @@ def text_of(request: Json, name: str) -> str:
     return value
 
 
-def number_of(request: Json, name: str, missing: int = _NONE) -> int:
+def number_of(request: _Json, name: str, missing: int = _NONE) -> int:
     """A member that is a whole number."""
     value = request.get(name)
     if value is None:
@@ -101,7 +101,7 @@ def number_of(request: Json, name: str, missing: int = _NONE) -> int:
     return value
 
 
-def body_of(request: Json) -> bytes:
+def body_of(request: _Json) -> bytes:
     """The body of an entry: base64, as fastjson writes it, or an array of signed numbers, as fastjson2 does."""
     body = request.get("body")
     try:
@@ -112,20 +112,20 @@ def body_of(request: Json) -> bytes:
         raise InvalidRequestError("body is neither base64 nor an array of bytes") from error
 
 
-def answer_to(frame: Frame, status: NodeStatus, members: Json) -> Frame:
+def answer_to(frame: Frame, status: NodeStatus, members: _Json) -> Frame:
     """An answer with ``members`` besides those that all have."""
     return frame.answer(ResponseCode.SUCCESS, body=dumps_plain(_base(status) | members))
 
 
-def _base(status: NodeStatus) -> Json:
-    base: Json = {"code": int(ResponseCode.SUCCESS), "group": status.group, "localId": status.node_id}
+def _base(status: NodeStatus) -> _Json:
+    base: _Json = {"code": int(ResponseCode.SUCCESS), "group": status.group, "localId": status.node_id}
     base["term"] = int(status.term)
     if status.leader is not None:
         base["leaderId"] = status.leader.node_id
     return base
 
 
-def java_error_answer(frame: Frame, status: NodeStatus, error: DLedgerError, members: Json) -> Frame:
+def _java_error_answer(frame: Frame, status: NodeStatus, error: DLedgerError, members: _Json) -> Frame:
     """The answer for an error; who looks into the frame finds its text in the remark."""
     told = members | {"code": int(error.code)}
     if error.leader is not None:
@@ -133,17 +133,17 @@ def java_error_answer(frame: Frame, status: NodeStatus, error: DLedgerError, mem
     return answer_to(frame, status, told)._replace(remark=str(error)[:1000])
 
 
-def metadata(status: NodeStatus) -> Json:
+def metadata(status: NodeStatus) -> _Json:
     """The members of an answer to METADATA; whose address is not known yet is missing."""
     return {"peers": {one.node_id: one.client_address for one in status.members if one.client_address}}
 
 
-def appended(index: LogIndex, position: int, term: Term) -> Json:
+def appended(index: LogIndex, position: int, term: Term) -> _Json:
     """The members of an answer to APPEND."""
     return {"index": int(index), "pos": int(position), "term": int(term)}
 
 
-NOT_APPENDED: Final[Json] = {"index": _NONE, "pos": _NONE}
+_NOT_APPENDED: Final[_Json] = {"index": _NONE, "pos": _NONE}
 
 
 def encode_entries(first_index: int, status: NodeStatus, answer: ReadAnswer) -> bytes:
@@ -163,7 +163,7 @@ def encode_entries(first_index: int, status: NodeStatus, answer: ReadAnswer) -> 
     return body
 
 
-NO_ENTRIES: Final[Json] = {"entries": []}
+_NO_ENTRIES: Final[_Json] = {"entries": []}
 
 
 def _entry(entry: Entry) -> bytes:
@@ -194,7 +194,7 @@ ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - options.FRAMING_BYTES
 """Of answers that slow readers leave, besides those that have room of their quota."""
 _Own = Callable[[Admitted, RemotingConnection, Frame], Awaitable[bytes]]
 """Returns the body of the answer. Raises ``DLedgerError``."""
-_Java = Callable[[Admitted, RemotingConnection, Frame, Json], Awaitable[Json | None]]
+_Java = Callable[[Admitted, RemotingConnection, Frame, _Json], Awaitable[_Json | None]]
 """Returns the members of the answer's JSON; None: it is sent. Raises ``DLedgerError``."""
 
 
@@ -240,8 +240,8 @@ class LogHandlers:
         json = self._java
         return {
             JavaCode.METADATA: json(LogOperation.METADATA, self._java_metadata, {}),
-            JavaCode.APPEND: json(LogOperation.APPEND, self._java_append, NOT_APPENDED),
-            JavaCode.GET: json(LogOperation.READ, self._java_get, NO_ENTRIES),
+            JavaCode.APPEND: json(LogOperation.APPEND, self._java_append, _NOT_APPENDED),
+            JavaCode.GET: json(LogOperation.READ, self._java_get, _NO_ENTRIES),
             JavaCode.LEADERSHIP_TRANSFER: json(LogOperation.TRANSFER, self._java_transfer, {}),
         }
 
@@ -388,7 +388,7 @@ class LogHandlers:
 
     # --- DLedger's codes ----------------------------------------------------------------------------------------------
 
-    def _java(self, operation: LogOperation, handler: _Java, failed: Json) -> Handler:
+    def _java(self, operation: LogOperation, handler: _Java, failed: _Json) -> Handler:
         """A handler of JSON; ``failed``: members that an answer with an error has, too."""
 
         async def handle(connection: RemotingConnection, frame: Frame) -> Answer:
@@ -396,12 +396,12 @@ class LogHandlers:
             try:
                 admitted = self._access.admit(connection, frame, operation)
                 request = request_of(frame)
-                check_addressee(request, requests.config.node_id)
+                _check_addressee(request, requests.config.node_id)
                 requests.check_group(text_of(request, "group"))
                 members = await handler(admitted, connection, frame, request)
             except DLedgerError as error:
                 self._note_limit(error)
-                return java_error_answer(frame, requests.status(), error, failed)
+                return _java_error_answer(frame, requests.status(), error, failed)
             if members is None:
                 return None
             answer = answer_to(frame, requests.status(), members)
@@ -412,13 +412,13 @@ class LogHandlers:
         return handle
 
     async def _java_metadata(
-        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, _request: Json
-    ) -> Json:
+        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, _request: _Json
+    ) -> _Json:
         return metadata(self._requests.status())
 
     async def _java_append(
-        self, admitted: Admitted, _connection: RemotingConnection, frame: Frame, request: Json
-    ) -> Json:
+        self, admitted: Admitted, _connection: RemotingConnection, frame: Frame, request: _Json
+    ) -> _Json:
         requests, quota, size = self._requests, admitted.quota, len(frame.body)
         body = body_of(request)
         if quota.is_full:
@@ -432,7 +432,7 @@ class LogHandlers:
             raise outcome
         return appended(outcome.first_index, outcome.positions[0], outcome.term)
 
-    async def _java_get(self, admitted: Admitted, connection: RemotingConnection, frame: Frame, request: Json) -> None:
+    async def _java_get(self, admitted: Admitted, connection: RemotingConnection, frame: Frame, request: _Json) -> None:
         requests = self._requests
         first_index = LogIndex(number_of(request, "beginIndex"))
         read = Read(requests.config.group, first_index, count=1, mode=ReadMode.LINEARIZABLE)
@@ -443,8 +443,8 @@ class LogHandlers:
             await connection.taken()
 
     async def _java_transfer(
-        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, request: Json
-    ) -> Json:
+        self, _admitted: Admitted, _connection: RemotingConnection, _frame: Frame, request: _Json
+    ) -> _Json:
         requests = self._requests
         term, target = number_of(request, "term"), text_of(request, "transfereeId")
         if not target:
@@ -490,7 +490,7 @@ class LogHandlers:
             del self._reading[connection]
 
 
-class LogsHandlers(Protocol):
+class _LogsHandlers(Protocol):
     """The handlers of one log's requests, or of several logs'."""
 
     @property
@@ -505,7 +505,7 @@ class LogsHandlers(Protocol):
         """A client is gone."""
 
 
-def log_server(requests: LogRequests, handlers: LogsHandlers) -> RemotingServer:
+def log_server(requests: LogRequests, handlers: _LogsHandlers) -> RemotingServer:
     """A node's server of its logs alone; ``requests``: any log's, for the limits. Call it on the loop."""
     return RemotingServer(
         f"node {requests.config.node_id}",

@@ -122,9 +122,9 @@ class Turns:
 
 _LOG = logging.getLogger(__name__)
 
-IDLE_S_MAX: Final = 120.0
+_IDLE_S_MAX: Final = 120.0
 """RocketMQ's: a connection without traffic for this long is closed."""
-PARTIAL_S_MAX: Final = 30.0
+_PARTIAL_S_MAX: Final = 30.0
 """How long one frame may take to arrive."""
 SCAN_INTERVAL_S: Final = 10.0
 LITTLE: Final = 64
@@ -286,10 +286,10 @@ class RemotingServer:
         now = loop.time()
         for connection in tuple(self._connections):
             partial = connection.partial_since
-            if partial is not None and now - partial > PARTIAL_S_MAX and not connection.is_paused:
-                connection.close(f"a frame has not come to its end within {PARTIAL_S_MAX:.0f} s")
-            elif now - connection.heard_at > IDLE_S_MAX:
-                connection.close(f"nothing came or went for {IDLE_S_MAX:.0f} s")
+            if partial is not None and now - partial > _PARTIAL_S_MAX and not connection.is_paused:
+                connection.close(f"a frame has not come to its end within {_PARTIAL_S_MAX:.0f} s")
+            elif now - connection.heard_at > _IDLE_S_MAX:
+                connection.close(f"nothing came or went for {_IDLE_S_MAX:.0f} s")
         self._hang_ups.flush()
         self._scan = loop.call_later(SCAN_INTERVAL_S, self._look)
 

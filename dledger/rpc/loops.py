@@ -129,7 +129,7 @@ def supervise(task: asyncio.Task[None], report: Report) -> None:
     task.add_done_callback(ended)
 
 
-ROLE_EVENTS_MAX: Final = 256
+_ROLE_EVENTS_MAX: Final = 256
 """The limit of unsent role changes per watcher; older ones are dropped."""
 
 
@@ -306,7 +306,7 @@ class RoleWatch:
     """A bounded queue of role events: a slow watcher misses intermediate ones, never the last."""
 
     def __init__(self) -> None:
-        self._events: deque[RoleEvent] = deque(maxlen=ROLE_EVENTS_MAX)
+        self._events: deque[RoleEvent] = deque(maxlen=_ROLE_EVENTS_MAX)
         self._ready = asyncio.Event()
 
     def put(self, event: RoleEvent) -> None:

@@ -24,7 +24,7 @@ REQUEST_BYTES_MAX: Final = 8 * MIB
 """The largest client request, unless a single entry may be larger."""
 _REQUEST_BYTES_KEY: Final = "request-bytes-max"
 """In the initial metadata of a stream of requests: the server's limit of a request's bytes."""
-STREAM_KINDS: Final = 4
+_STREAM_KINDS: Final = 4
 """Append, follow, watch, and health and reflection: ``client_streams_max`` applies to each; large reads are few."""
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1000
@@ -56,7 +56,7 @@ def limit_metadata(bytes_max: int) -> tuple[tuple[str, str], ...]:
     return ((_REQUEST_BYTES_KEY, str(bytes_max)),)
 
 
-def limit_options(limits: ConnectionLimits) -> Options:
+def _limit_options(limits: ConnectionLimits) -> Options:
     """Options of every server for clients."""
     return [
         # Twice as many: ``connections`` decides which to close, and newcomers need room until then.
@@ -82,7 +82,7 @@ def too_long(limits: ConnectionLimits) -> str:
 
 def calls_max(config: ServerConfig) -> int:
     """The limit of concurrent calls of all clients of a node."""
-    return 2 * config.replication.pending_entries_max + STREAM_KINDS * config.client_streams_max
+    return 2 * config.replication.pending_entries_max + _STREAM_KINDS * config.client_streams_max
 
 
 def client_server_options(config: ServerConfig, connection_calls_max: int) -> Options:
@@ -101,7 +101,7 @@ def server_options(limits: ConnectionLimits, request_bytes_max: int, waiting_max
         # Calls that have arrived and wait for the event loop: a burst of appends must not cancel some of them.
         ("grpc.server.max_pending_requests", waiting_max),
         ("grpc.server.max_pending_requests_hard_limit", 2 * waiting_max),
-        *limit_options(limits),
+        *_limit_options(limits),
     ]
 
 

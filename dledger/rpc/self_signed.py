@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-VALID_FOR: Final = timedelta(days=3650)
+_VALID_FOR: Final = timedelta(days=3650)
 """It lives as long as the process; a new one costs a restart."""
 _CLOCKS_DIFFER_BY: Final = timedelta(days=1)
 
@@ -28,7 +28,7 @@ def pair(host: str, now: datetime) -> tuple[bytes, bytes]:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_DIFFER_BY)
-        .not_valid_after(now + VALID_FOR)
+        .not_valid_after(now + _VALID_FOR)
         .add_extension(
             x509.SubjectAlternativeName([_general(one) for one in dict.fromkeys((host, "localhost"))]), False
         )

@@ -121,7 +121,7 @@ class TlsStream:
             return self._outgoing.read()
 
 
-MAKE_CERTIFICATES: Final = "`dledger certs` creates suitable ones"
+_MAKE_CERTIFICATES: Final = "`dledger certs` creates suitable ones"
 _REHEARSAL_ROUNDS: Final = 8
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
@@ -189,13 +189,13 @@ def read(files: TlsFiles) -> TlsMaterial:
 
 
 def _pem(path: Path, what: bytes) -> bytes:
-    data = read_file(path)
+    data = _read_file(path)
     if what + b"-----" not in data:
         raise ConfigError([f"{path}: contains no PEM {what.decode().lower()}"])
     return data
 
 
-def read_file(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """Raises ``ConfigError`` if it cannot be read."""
     try:
         return path.read_bytes()
@@ -270,7 +270,7 @@ def check_name(names: Sequence[str], node_id: str, whose: str) -> None:
         held = ", ".join(names) or "no DNS name"
         raise TlsError(
             f"the certificate {whose} does not belong to {node_id}: its subjectAltName has {held}, but must have "
-            f"DNS:{node_id} ({MAKE_CERTIFICATES})"
+            f"DNS:{node_id} ({_MAKE_CERTIFICATES})"
         )
 
 
@@ -281,7 +281,7 @@ def check_one_of(names: Sequence[str], wanted: Iterable[str], whose: str) -> Non
         held = ", ".join(names) or "no DNS name"
         raise TlsError(
             f"the certificate {whose} has a subjectAltName with {held}, but must have DNS:{' or DNS:'.join(wanted)} "
-            f"({MAKE_CERTIFICATES})"
+            f"({_MAKE_CERTIFICATES})"
         )
 
 
@@ -337,10 +337,10 @@ def explain(error: OSError, whom: str) -> str:
         return f"{whom} closed the connection during the TLS handshake: does it use TLS and trust our certificate?"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {whom} is not trusted: {_reason(error)}"
-    return explain_reason(error.reason or str(error), whom)
+    return _explain_reason(error.reason or str(error), whom)
 
 
-def explain_reason(reason: str, whom: str) -> str:
+def _explain_reason(reason: str, whom: str) -> str:
     """The same for OpenSSL's name of an error."""
     if reason in _NO_TLS:
         return f"{whom} does not use TLS, but we do: configure certificates on both sides, or on neither"

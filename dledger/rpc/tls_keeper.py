@@ -22,7 +22,7 @@ from dledger.rpc.tls import FileWatch, TlsFiles, TlsMaterial
 
 _LOG = logging.getLogger(__name__)
 
-EXPIRES_SOON: Final = timedelta(days=14)
+_EXPIRES_SOON: Final = timedelta(days=14)
 _SETTLING_S: Final = 2.0
 """How long after a change mismatched files are tolerated before they are logged."""
 
@@ -206,6 +206,6 @@ class TlsKeeper:
             return
         left = in_use.expires_at - datetime.now(UTC)
         stage = 2 * in_use.version + (left < timedelta())
-        if left < EXPIRES_SOON and self._warned_for < stage:
+        if left < _EXPIRES_SOON and self._warned_for < stage:
             self._warned_for = stage
             _LOG.warning("%s: the TLS certificate %s is %s: renew it", self._name, self._files.cert, self._validity)

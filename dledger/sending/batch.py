@@ -46,7 +46,7 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger(__name__)
-UNNUMBERED: Final = -1
+_UNNUMBERED: Final = -1
 ITEM_OVERHEAD_BYTES: Final = 64
 """The cost of a waiting item besides its bytes: without it, the number of waiting empty items would be unbounded."""
 
@@ -133,7 +133,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
         """Whether nothing else was in flight when it was last sent."""
         self.producer = ""
         """The producer whose numbers the items carry; empty: unnumbered."""
-        self.sequence = UNNUMBERED
+        self.sequence = _UNNUMBERED
         """The number of the first item in ``left``."""
         self.doubtful = False
         """Whether an attempt may have been stored."""
@@ -149,7 +149,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
 
     def forget(self) -> None:
         """Drop its numbers: no attempt so far was stored or will be."""
-        self.producer, self.sequence, self.doubtful, self.lost = "", UNNUMBERED, False, False
+        self.producer, self.sequence, self.doubtful, self.lost = "", _UNNUMBERED, False, False
         if self.outcomes:
             outcomes = list(self.outcomes)
             for place in self.left:
@@ -258,7 +258,7 @@ class OutgoingBatch(Generic[ItemT, ResultT]):
                 outcomes[place] = failure
         was_doubtful = self.doubtful
         self.doubtful = was_doubtful or any(failure.outcome == "unknown" for _, failure in rest)
-        left = [place for place, failure in rest if is_sent_again(failure, rules, doubtful=was_doubtful, given=given)]
+        left = [place for place, failure in rest if _is_sent_again(failure, rules, doubtful=was_doubtful, given=given)]
         if len(left) < len(rest) and (given or self.doubtful):
             # They cannot be sent without the refused ones: their numbers may be taken, or belong to the application.
             left = _front(outcomes, left, rest) if given and not self.doubtful else []
@@ -371,7 +371,7 @@ def is_unknown(outcome: object) -> bool:
     return isinstance(outcome, DLedgerError) and outcome.outcome == "unknown"
 
 
-def is_sent_again(error: DLedgerError, rules: WindowRules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
+def _is_sent_again(error: DLedgerError, rules: WindowRules[ItemT, ResultT], *, doubtful: bool, given: bool) -> bool:
     """Whether to send a numbered item again; ``doubtful``: an earlier attempt may have been stored."""
     if isinstance(error, UnknownProducerError):
         return not doubtful  # the producer's history that could decide is gone

@@ -13,7 +13,7 @@ from dledger.sending.batch import OutgoingBatch, ResultT
 
 _ItemT = TypeVar("_ItemT", bound="SentItem[Any]")
 AnyBatch = OutgoingBatch[Any, ResultT]
-NO_OUTCOME: Final = InvariantError("done, but without an outcome")
+_NO_OUTCOME: Final = InvariantError("done, but without an outcome")
 
 
 def wait_for(batch: AnyBatch[Any], timeout_s: float | None) -> None:
@@ -63,7 +63,7 @@ class SentItem(Generic[ResultT]):
         if isinstance(outcome, DLedgerError):
             raise outcome
         if outcome is None:
-            raise NO_OUTCOME
+            raise _NO_OUTCOME
         return outcome
 
     def exception(self, timeout: float | None = None) -> DLedgerError | None:
@@ -120,7 +120,7 @@ class AsyncSentMany(Generic[ResultT]):
         found: list[ResultT | DLedgerError] = []
         for batch, place, count in self._spans:
             await wait_for_batch(batch)
-            found += [NO_OUTCOME if one is None else one for one in batch.outcomes[place : place + count]]
+            found += [_NO_OUTCOME if one is None else one for one in batch.outcomes[place : place + count]]
         return found
 
     async def results(self) -> list[ResultT]:

@@ -56,11 +56,11 @@ LOOK_AGAIN_MS: Final = 150.0
 """The pause between two checks for another leader."""
 RETRY_STEP_MS: Final = 20.0
 """A batch with less time left is not sent again."""
-RETRY_WAIT_MS_MIN: Final = 5.0
+_RETRY_WAIT_MS_MIN: Final = 5.0
 """Half the first pause: a planned change of leaders takes some 20 ms."""
-RETRY_WAIT_MS_MAX: Final = 100.0
+_RETRY_WAIT_MS_MAX: Final = 100.0
 """A longer pause would outlast the election it waits for."""
-HELD_OPEN_SHARE: Final = 0.1
+_HELD_OPEN_SHARE: Final = 0.1
 """The share of its timeout for which a batch may stay open while others wait before it."""
 NEVER: Final = float("inf")
 
@@ -382,7 +382,7 @@ class Window(Generic[ItemT, ResultT]):
         """The pause before connecting again, by failures in a row: 0, 10, 20, 40, 80, then 100 ms."""
         if not self._failures:
             return 0.0
-        return min(RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), RETRY_WAIT_MS_MAX)
+        return min(_RETRY_WAIT_MS_MIN * (1 << min(self._failures, 10)), _RETRY_WAIT_MS_MAX)
 
     def _finish(self, batch: OutgoingBatch[ItemT, ResultT]) -> None:
         self.pending_bytes -= batch.size
@@ -522,7 +522,7 @@ class Window(Generic[ItemT, ResultT]):
 
     def _seal_at_ms(self, batch: OutgoingBatch[ItemT, ResultT]) -> float:
         """When the open batch is sealed at the latest."""
-        held_ms = HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
+        held_ms = _HELD_OPEN_SHARE * batch.timeout_ms if self._backlog else 0.0
         return min(batch.linger_until_ms + held_ms, batch.give_up_at_ms)
 
     def _look_at_ms(self) -> float:

@@ -188,7 +188,7 @@ class _PacedWriter:
 RANGE_BYTES: Final = MIB
 """Of entries applied at a time."""
 RESULT_BYTES_MAX: Final = MIB
-SAVE_MS_MAX: Final = 20
+_SAVE_MS_MAX: Final = 20
 """``save`` holds up results for as long as it takes; a slower one is told."""
 _RETRY_MS: Final = 1000
 _GATHER_MS: Final = 10
@@ -566,12 +566,12 @@ class Applier:
         except Exception as error:
             raise StateMachineError(f"no view for the snapshot of entry {self._at.index}: {error!r}") from error
         producers = self._duplicates.view(self._time_ms)
-        if (took_ms := (monotonic() - began_s) * 1000) > SAVE_MS_MAX:
+        if (took_ms := (monotonic() - began_s) * 1000) > _SAVE_MS_MAX:
             _log.warning(
                 "the view of the state at entry %d took %.0f ms: appends wait for results meanwhile (S6: %d ms)",
                 self._at.index,
                 took_ms,
-                SAVE_MS_MAX,
+                _SAVE_MS_MAX,
             )
         meta = SnapshotMeta(self._at, self._configuration, self._time_ms, self.machine.format, {})
         return SnapshotJob(state, producers, meta)

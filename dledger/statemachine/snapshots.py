@@ -36,10 +36,10 @@ from dledger.values import MIB
 META_FILE: Final = "meta.json"
 STATE_FILE: Final = "state"
 PRODUCERS_FILE: Final = "producers"
-SNAPSHOTS_KEPT: Final = 2
-DAMAGED_KEPT: Final = 2
+_SNAPSHOTS_KEPT: Final = 2
+_DAMAGED_KEPT: Final = 2
 PIECE_BYTES: Final = MIB
-META_BYTES_MAX: Final = MIB
+_META_BYTES_MAX: Final = MIB
 META_FORMAT: Final = 1
 """Of ``meta.json`` and of the directory; that of the state is the machine's own."""
 _SYNC_BYTES: Final = 16 * MIB
@@ -165,12 +165,12 @@ class SnapshotStore:
     def verify(self, meta: SnapshotMeta) -> None:
         verify_files(self._path(meta.index), meta)
 
-    def reader(self, meta: SnapshotMeta, name: str = STATE_FILE) -> SnapshotFileReader:
+    def reader(self, meta: SnapshotMeta, name: str = STATE_FILE) -> _SnapshotFileReader:
         """Reads one file from its beginning. Raises ``DamagedSnapshotError``, also at the end of the file.
 
         So verify the snapshot first, unless what is read is not used before the end.
         """
-        return SnapshotFileReader(self._path(meta.index), name, meta)
+        return _SnapshotFileReader(self._path(meta.index), name, meta)
 
     def piece(self, meta: SnapshotMeta, name: str, offset: int, bytes_max: int = PIECE_BYTES) -> bytes:
         """Bytes of one file from ``offset`` on, for a snapshot verified before. Raises ``DamagedSnapshotError``."""
@@ -224,7 +224,7 @@ class SnapshotStore:
     def prune(self) -> None:
         """Remove all but the newest two, unless they are being read. Raises ``OSError``."""
         with self._lock:
-            old = [one for one in self._snapshots[SNAPSHOTS_KEPT:] if one.index not in self._pins]
+            old = [one for one in self._snapshots[_SNAPSHOTS_KEPT:] if one.index not in self._pins]
             self._snapshots = tuple(one for one in self._snapshots if one not in old)
         for one in old:
             self._remove_files(self._path(one.index))
@@ -237,7 +237,9 @@ class SnapshotStore:
 
     def _move_aside(self, index: LogIndex, reason: str) -> None:
         source, target = self._path(index), self.directory / f"damaged-{index:020d}"
-        for old in sorted(one for one in self.directory.iterdir() if _DAMAGED.fullmatch(one.name))[: -DAMAGED_KEPT + 1]:
+        for old in sorted(one for one in self.directory.iterdir() if _DAMAGED.fullmatch(one.name))[
+            : -_DAMAGED_KEPT + 1
+        ]:
             self._remove_files(old)
         self._remove_files(target)
         self._fs.make_dir(target)
@@ -346,7 +348,7 @@ class SnapshotBuilder:
         self._open = {}
 
 
-class SnapshotFileReader:
+class _SnapshotFileReader:
     """Reads one file of a snapshot in order, and checks it at its end. A context manager.
 
     Every read raises ``DamagedSnapshotError`` if the file is not what the meta says, as soon as that is known.
@@ -362,7 +364,7 @@ class SnapshotFileReader:
         except OSError as error:
             raise DamagedSnapshotError(f"cannot read {self._name}: {error}") from error
 
-    def __enter__(self) -> SnapshotFileReader:
+    def __enter__(self) -> _SnapshotFileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -406,7 +408,7 @@ def snapshot_directories(node_directory: Path) -> list[Path]:
 def verify_files(directory: Path, meta: SnapshotMeta) -> None:
     """Read all files of a snapshot. Raises ``DamagedSnapshotError``; an ``OSError`` of a read is one, too."""
     for name in sorted(meta.files):
-        with SnapshotFileReader(directory, name, meta) as reader:
+        with _SnapshotFileReader(directory, name, meta) as reader:
             while reader.read(PIECE_BYTES):
                 pass
 
@@ -420,7 +422,7 @@ def encode_meta(meta: SnapshotMeta) -> bytes:
 def decode_meta(content: bytes) -> SnapshotMeta:
     """The inverse. Raises ``DamagedSnapshotError``, and ``SnapshotFormatError`` for a later version's."""
     crc, _, text = content.partition(b"\n")
-    if len(content) > META_BYTES_MAX or crc != b"%08x" % crc32c(text):
+    if len(content) > _META_BYTES_MAX or crc != b"%08x" % crc32c(text):
         raise DamagedSnapshotError("the description of a snapshot is damaged")
     try:
         return _from_json(json.loads(text))
@@ -431,7 +433,7 @@ def decode_meta(content: bytes) -> SnapshotMeta:
 def read_meta(directory: Path) -> SnapshotMeta:
     """The description of the snapshot in ``directory``, whose name must be its index. Raises as ``decode_meta``."""
     try:
-        meta = decode_meta(read_whole(directory / META_FILE, META_BYTES_MAX))
+        meta = decode_meta(read_whole(directory / META_FILE, _META_BYTES_MAX))
     except OSError as error:
         raise DamagedSnapshotError(f"cannot read {directory / META_FILE}: {error}") from error
     if directory.name != f"{meta.index:020d}":

@@ -94,7 +94,7 @@ def decode_slot(number: int, raw: bytes) -> Slot | None:
     return Slot(number, sequence, payload)
 
 
-def read_slots(path: Path, count: int) -> list[Slot]:
+def _read_slots(path: Path, count: int) -> list[Slot]:
     """The readable slots, newest first."""
     with path.open("rb") as file:
         raw = file.read(count * SLOT_BYTES)
@@ -102,13 +102,13 @@ def read_slots(path: Path, count: int) -> list[Slot]:
     return sorted((slot for slot in slots if slot), key=lambda slot: slot.sequence, reverse=True)
 
 
-def create_slots(fs: FileSystem, path: Path, count: int, payload: bytes) -> None:
+def _create_slots(fs: FileSystem, path: Path, count: int, payload: bytes) -> None:
     """Create or replace the file with every slot holding ``payload``, durably."""
     page = encode_slot(1, payload).ljust(SLOT_BYTES, b"\0")
     create_durably(fs, path, lambda fd: fs.write(fd, page * count, 0))
 
 
-class SlotFile:
+class _SlotFile:
     """The open file. The caller serialises writers and decides what a failed write means."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
@@ -181,7 +181,7 @@ def decode_hard_state(payload: bytes) -> HardState:
 
 def create_hard_state(fs: FileSystem, directory: Path, state: HardState) -> None:
     """Create or replace the file durably with both slots holding ``state``."""
-    create_slots(fs, directory / HARD_STATE_FILE, _HARD_STATE_SLOTS, encode_hard_state(state))
+    _create_slots(fs, directory / HARD_STATE_FILE, _HARD_STATE_SLOTS, encode_hard_state(state))
 
 
 def read_hard_state(directory: Path) -> HardState:
@@ -209,7 +209,7 @@ def _find(directory: Path) -> _Found:
     path = directory / HARD_STATE_FILE
     if not path.exists():
         raise CorruptLogError(path, 0, "the file with term and vote is missing", _ADVICE)
-    slots = read_slots(path, _HARD_STATE_SLOTS)
+    slots = _read_slots(path, _HARD_STATE_SLOTS)
     if not slots:
         raise CorruptLogError(path, 0, "all slots of term and vote are unreadable", _ADVICE)
     newest = slots[0]
@@ -237,7 +237,7 @@ class FileHardState:
         self._sequence = found.sequence
         self._pair = found.pair
         self._mirrored: HardState | None = None
-        self._file = SlotFile(fs, directory / HARD_STATE_FILE)
+        self._file = _SlotFile(fs, directory / HARD_STATE_FILE)
         self._poison: str | None = None
         try:
             if found.whole:
@@ -361,7 +361,7 @@ def read_checkpoint(path: Path) -> LogCheckpoint:
     """The newest readable checkpoint. Raises ``CorruptLogError`` if there is none."""
     if not path.exists():
         raise CorruptLogError(path, 0, "the checkpoint is missing", REPAIR_ADVICE)
-    for slot in read_slots(path, _CHECKPOINT_SLOTS):
+    for slot in _read_slots(path, _CHECKPOINT_SLOTS):
         if len(slot.payload) == _RECORD.size:
             return decode_checkpoint(slot.payload)
     raise CorruptLogError(path, 0, "no slot of the checkpoint is readable", REPAIR_ADVICE)
@@ -369,7 +369,7 @@ def read_checkpoint(path: Path) -> LogCheckpoint:
 
 def create_checkpoint(fs: FileSystem, path: Path, checkpoint: LogCheckpoint) -> None:
     """Create or replace the file durably."""
-    create_slots(fs, path, _CHECKPOINT_SLOTS, checkpoint.encode())
+    _create_slots(fs, path, _CHECKPOINT_SLOTS, checkpoint.encode())
 
 
 class LogCheckpointFile:
@@ -379,8 +379,8 @@ class LogCheckpointFile:
     """
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
-        slots = read_slots(path, _CHECKPOINT_SLOTS)
-        self._file = SlotFile(fs, path)
+        slots = _read_slots(path, _CHECKPOINT_SLOTS)
+        self._file = _SlotFile(fs, path)
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._sequence = slots[0].sequence if slots else 0

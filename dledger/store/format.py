@@ -69,7 +69,7 @@ CHAIN_CRC_OFFSET: Final = ENTRY.at("chain_crc")
 CHAIN_CRC_END: Final = ENTRY.behind("chain_crc")
 CHANNEL_OFFSET: Final = ENTRY.at("channel")
 _MAGIC_AND_CHANNEL: Final = ENTRY.struct("magic", "channel")
-NAME_DIGITS: Final = 20
+_NAME_DIGITS: Final = 20
 _VALID_MAGICS: Final = frozenset(int(magic) for magic in Magic)
 _SCAN_ENTRIES_MAX: Final = 1 << 30
 
@@ -102,12 +102,12 @@ class IndexUnit:
 
 def segment_name(base: int) -> str:
     """The file name of the segment that starts at ``base``."""
-    return f"{base:0{NAME_DIGITS}d}"
+    return f"{base:0{_NAME_DIGITS}d}"
 
 
 def parse_segment_name(name: str) -> int | None:
     """The base in a segment's file name; ``None`` for any other name."""
-    if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
+    if len(name) == _NAME_DIGITS and name.isascii() and name.isdigit():
         return int(name)
     return None
 

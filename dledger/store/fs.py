@@ -19,7 +19,7 @@ from typing import Final
 _LOG = logging.getLogger("dledger")
 
 TMP_SUFFIX: Final = ".tmp"
-WHOLE_BYTES_MAX: Final = 1 << 30
+_WHOLE_BYTES_MAX: Final = 1 << 30
 """More than any of our files that are read whole; a larger one is not ours, or was extended."""
 _STAT_BLOCK_BYTES: Final = 512
 _GROUP_READS: Final = 0o050
@@ -167,7 +167,7 @@ def keep_private(directory: Path) -> None:
         )
 
 
-def read_whole(path: Path, bytes_max: int = WHOLE_BYTES_MAX) -> bytes:
+def read_whole(path: Path, bytes_max: int = _WHOLE_BYTES_MAX) -> bytes:
     """A file's content. Raises ``OSError``, also for a file of more than ``bytes_max``: it may claim any length."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > bytes_max:

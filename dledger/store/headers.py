@@ -229,17 +229,17 @@ def channel_runs_of(headers: npt.NDArray[np.void], first: int) -> list[tuple[int
     return list(zip(channels[starts].tolist(), (starts + first).tolist(), counts.tolist(), strict=True))
 
 
-CHAINED_BYTES: Final = CHAINED_HEADER.size
+_CHAINED_BYTES: Final = CHAINED_HEADER.size
 
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint32], int]:
     """The CRC that each value of each byte covered by the chain adds, and the CRC of zeros: CRCs are linear."""
-    zeros = crc32c(bytes(CHAINED_BYTES))
-    found = np.zeros((CHAINED_BYTES, 256), np.uint32)
-    for at in range(CHAINED_BYTES):
+    zeros = crc32c(bytes(_CHAINED_BYTES))
+    found = np.zeros((_CHAINED_BYTES, 256), np.uint32)
+    for at in range(_CHAINED_BYTES):
         for bit in range(8):
-            message = bytearray(CHAINED_BYTES)
+            message = bytearray(_CHAINED_BYTES)
             message[at] = 1 << bit
             found[at, 1 << bit : 2 << bit] = found[at, : 1 << bit] ^ np.uint32(crc32c(message) ^ zeros)
     return found, zeros

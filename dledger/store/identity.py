@@ -36,7 +36,7 @@ from dledger.records import record
 from dledger.store.fs import FileSystem, read_whole, replace_durably
 from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId, Term
 
-FORMAT_VERSION: Final = 1
+_FORMAT_VERSION: Final = 1
 IDENTITY_FILE: Final = "identity"
 LOCK_FILE: Final = "lock"
 CHECKPOINT_FILE: Final = "checkpoint"
@@ -52,7 +52,7 @@ class StoreIdentity:
     node_id: str
     segment_bytes: int
     index_segment_bytes: int
-    format_version: int = FORMAT_VERSION
+    format_version: int = _FORMAT_VERSION
 
 
 @dataclass(frozen=True, slots=True)

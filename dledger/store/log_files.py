@@ -199,11 +199,11 @@ Write = tuple[int, bytes]
 """An absolute position inside one segment, and the bytes for it."""
 _COLD: Final = sys.maxsize
 """Everything that begins below this is read with ``pread``."""
-INDEX_ADVICE: Final = (
+_INDEX_ADVICE: Final = (
     "The index is derived from the data: stop the node, delete the file, and start again to rebuild it"
 )
 BUSY_BYTES = 128 * 1024
-INDEX_SHARE = 16
+_INDEX_SHARE = 16
 """The index window is this many times smaller than the data window."""
 
 
@@ -214,7 +214,7 @@ class SuspectEntryError(CorruptLogError):
     """
 
     def __init__(self, path: Path, offset: int, suspect: int) -> None:
-        super().__init__(path, offset, f"no index unit of entry {suspect}", INDEX_ADVICE)
+        super().__init__(path, offset, f"no index unit of entry {suspect}", _INDEX_ADVICE)
         self.suspect = suspect
 
 
@@ -512,7 +512,9 @@ def warm_step(files: LogFiles, state: LogState, warm_bytes: int, appended_bytes:
     if appended_bytes > BUSY_BYTES:
         warm_bytes = 0
     more = _step_list(files.data, lambda: state.end, warm_bytes)
-    return _step_list(files.index, lambda: (state.last.index + 1) * INDEX_UNIT_BYTES, warm_bytes // INDEX_SHARE) or more
+    return (
+        _step_list(files.index, lambda: (state.last.index + 1) * INDEX_UNIT_BYTES, warm_bytes // _INDEX_SHARE) or more
+    )
 
 
 def _step_list(files: MappedFileList, end: Callable[[], int], warm_bytes: int) -> bool:

@@ -101,7 +101,7 @@ def make_quarantine_near(fs: FileSystem, node: Path, data: Path) -> Path:
     """A new directory, durable, for damaged segments of the directory ``data``. Raises ``OSError``."""
     parent = _place_of(fs, node, data)
     _remove_oldest(fs, parent)
-    path = next_quarantine(parent) / _SEGMENTS
+    path = _next_quarantine(parent) / _SEGMENTS
     make_dirs_durably(fs, path)
     return path
 
@@ -116,7 +116,7 @@ def _mark_as_log(fs: FileSystem, segments: Path, reason: str) -> None:
     create_durably(fs, segments.parent / _REASON, lambda fd: fs.write(fd, text, 0))
 
 
-def next_quarantine(parent: Path) -> Path:
+def _next_quarantine(parent: Path) -> Path:
     """The name of the next directory."""
     return parent / f"damaged-{max(_numbered(parent), default=0) + 1}"
 
@@ -188,7 +188,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
             state = read_hard_state(layout.directory)
         except CorruptLogError:
             state = HardState()
-        aside = next_quarantine(layout.directory)
+        aside = _next_quarantine(layout.directory)
         fs.make_dir(aside)
         fs.sync_dir(layout.directory)
         old_hard_state = layout.directory / HARD_STATE_FILE
@@ -201,7 +201,7 @@ def set_aside_damaged(config: StoreConfig, node_id: str, fs: FileSystem | None =
         for data in layout.data:
             if data.exists() and data not in layout.read_only:
                 _move_aside(
-                    fs, data, aside / "data" if data.parent == layout.directory else next_quarantine(data.parent)
+                    fs, data, aside / "data" if data.parent == layout.directory else _next_quarantine(data.parent)
                 )
         if layout.index.exists():
             _move_aside(fs, layout.index, aside / "index")

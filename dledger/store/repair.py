@@ -72,15 +72,15 @@ class DamagedError(Exception):
 
 
 @dataclass(slots=True)
-class ScrubPlace:
+class _ScrubPlace:
     """The place of a walk: the next record's position, and what it must continue (None: accepted as it is)."""
 
     position: int
     follow: Follow | None
 
 
-def verify_step(
-    file: MappedFile, place: ScrubPlace, stop: int, max_bytes: int, *, unchecked: bool, on_scan: OnScan | None = None
+def _verify_step(
+    file: MappedFile, place: _ScrubPlace, stop: int, max_bytes: int, *, unchecked: bool, on_scan: OnScan | None = None
 ) -> int:
     """Verify some records at ``place``, or the blank at the end, and advance it. Returns the bytes read.
 
@@ -127,9 +127,9 @@ def _as_it_is(header: EntryHeader | None, data: bytes, position: int) -> Follow:
     return Follow(header.index, header.term, header.chain_crc)
 
 
-def verify_file(
+def _verify_file(
     file: MappedFile,
-    place: ScrubPlace,
+    place: _ScrubPlace,
     stop: int,
     *,
     unchecked: bool,
@@ -139,7 +139,7 @@ def verify_file(
     """Verify all of ``file`` from ``place`` up to ``stop``; ``pause`` is called between steps. Raises as above."""
     end = min(stop, file.base + file.size)
     while place.position < end:
-        verify_step(file, place, stop, STEP_BYTES, unchecked=unchecked, on_scan=on_scan)
+        _verify_step(file, place, stop, STEP_BYTES, unchecked=unchecked, on_scan=on_scan)
         pause()
 
 
@@ -161,26 +161,26 @@ class Scrub:
         self._state = state
         self._mend = mend
         self._unchecked = unchecked
-        self._place = ScrubPlace(-1, None)
+        self._place = _ScrubPlace(-1, None)
         self.position = 0
         """How far the current pass has come."""
 
     def step(self, max_bytes: int) -> ScrubStep:
         """Verify the next bytes."""
         state, files, place = self._state, self._files, self._place
-        generation, begin, stop = state.generation, state.begin, stable_end(state, files).position
+        generation, begin, stop = state.generation, state.begin, _stable_end(state, files).position
         if place.position < begin.position:
-            self._place = place = ScrubPlace(begin.position, after(begin))
+            self._place = place = _ScrubPlace(begin.position, after(begin))
         self.position = place.position
         if place.position >= stop:
-            self._place = ScrubPlace(-1, None)
+            self._place = _ScrubPlace(-1, None)
             return ScrubStep(0, finished=True)
         file = files.data.find(place.position)
         if file is None:
             if generation != state.generation or state.closed:
                 return ScrubStep(0)
             base = files.data.base_of(place.position)
-            self._place = ScrubPlace(base + files.segment_bytes, None)
+            self._place = _ScrubPlace(base + files.segment_bytes, None)
             path = files.data.placement.writable[0] / segment_name(base)
             return ScrubStep(0, CorruptLogError(path, 0, "the segment is missing", REPAIR_ADVICE))
         wrong: list[int] = []
@@ -191,22 +191,22 @@ class Scrub:
                 wrong.append(differing)
 
         try:
-            read = verify_step(file, place, stop, max_bytes, unchecked=self._unchecked, on_scan=compare)
+            read = _verify_step(file, place, stop, max_bytes, unchecked=self._unchecked, on_scan=compare)
         except DamagedError as damage:
-            self._place = ScrubPlace(file.base + file.size, None)
+            self._place = _ScrubPlace(file.base + file.size, None)
             if generation != state.generation or files.data.find(file.base) is not file:
                 return ScrubStep(max_bytes)  # it was replaced or removed meanwhile
             error = CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
             return ScrubStep(max_bytes, error)
         except UnreadableError as error:
-            self._place = ScrubPlace(file.base + file.size, None)
+            self._place = _ScrubPlace(file.base + file.size, None)
             return ScrubStep(max_bytes, error.as_damage())
         if wrong and generation == state.generation:
             self._mend(wrong[0])
         return ScrubStep(read)
 
 
-def stable_end(state: LogState, files: LogFiles) -> Mark:
+def _stable_end(state: LogState, files: LogFiles) -> Mark:
     """The last committed and flushed entry, with its end and chain CRC as far as known."""
     flushed = state.flushed
     if flushed.index <= state.committed or flushed.index <= state.begin.index:
@@ -306,7 +306,7 @@ class SegmentRepair:
         flushed, committed = state.flushed, state.committed
         return flushed if flushed.index <= committed else self._mark_at(LogIndex(max(committed, state.begin.index)))
 
-    def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[ScrubPlace, CorruptLogError | None]:
+    def _verify(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[_ScrubPlace, CorruptLogError | None]:
         """Verify a segment up to ``end``, and that it continues the one before: how far it is intact, and the damage.
 
         If two intact segments do not fit together, either may be wrong, so both count as damaged.
@@ -329,10 +329,10 @@ class SegmentRepair:
 
     def _verify_alone(
         self, base: int, end: Mark, pause: Callable[[], None]
-    ) -> tuple[ScrubPlace, CorruptLogError | None]:
+    ) -> tuple[_ScrubPlace, CorruptLogError | None]:
         """Verify a segment's own records only; the first one's header is accepted as it is."""
         begin, files = self._state.begin, self._files
-        place = ScrubPlace(base, None) if base > begin.position else ScrubPlace(begin.position, after(begin))
+        place = _ScrubPlace(base, None) if base > begin.position else _ScrubPlace(begin.position, after(begin))
         if place.position >= min(base + files.segment_bytes, end.position):
             return place, None
         file = files.data.find(base)
@@ -342,7 +342,7 @@ class SegmentRepair:
                 return place, None
             return place, CorruptLogError(self._path(base), 0, "the segment is missing", REPAIR_ADVICE)
         try:
-            verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
+            _verify_file(file, place, end.position, unchecked=self._unchecked, pause=pause)
         except DamagedError as damage:
             return place, CorruptLogError(file.path, damage.offset, damage.reason, REPAIR_ADVICE, damage.index)
         except UnreadableError as error:
@@ -358,13 +358,13 @@ class SegmentRepair:
     def _verify_head(self, base: int, end: Mark) -> bool:
         """Whether the first records of a segment are consistent with each other."""
         file = self._files.data.find(base)
-        place = ScrubPlace(base, None)
+        place = _ScrubPlace(base, None)
         try:
             for _ in range(2):
                 if file is None:
                     return False
                 if place.position < min(base + file.size, end.position):
-                    verify_step(file, place, end.position, STEP_BYTES, unchecked=self._unchecked)
+                    _verify_step(file, place, end.position, STEP_BYTES, unchecked=self._unchecked)
         except (DamagedError, UnreadableError):
             return False
         return True
@@ -381,15 +381,15 @@ class SegmentRepair:
             return True
         return header_chain_crc(header, follow.chain_crc) == header.chain_crc
 
-    def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, ScrubPlace]:
+    def _before(self, base: int, end: Mark, pause: Callable[[], None]) -> tuple[int, _ScrubPlace]:
         """The first of the adjacent damaged segments, and what its first record must continue."""
         begin, step = self._state.begin, self._files.segment_bytes
         while base > begin.position:
             place, damage = self._verify(base - step, end, pause)
             if damage is None:
-                return base, ScrubPlace(base, place.follow)
+                return base, _ScrubPlace(base, place.follow)
             base -= step
-        return base, ScrubPlace(begin.position, after(begin))
+        return base, _ScrubPlace(begin.position, after(begin))
 
     # -- what is fetched -------------------------------------------------------------------------------------------
 
@@ -418,11 +418,11 @@ class SegmentRepair:
             fs.close(fd)
         return MappedFile(fs, path, base, size, writable=True)
 
-    def _prove(self, file: MappedFile, place: ScrubPlace, end: Mark) -> None:
+    def _prove(self, file: MappedFile, place: _ScrubPlace, end: Mark) -> None:
         """Verify fetched bytes. The rest of a segment behind its last record cannot be verified: it is zeroed."""
         ends = [place.position]
         try:
-            verify_file(
+            _verify_file(
                 file,
                 place,
                 end.position,
@@ -436,7 +436,7 @@ class SegmentRepair:
             file.zero(filler, stray)
             file.sync()
 
-    def _prove_end(self, place: ScrubPlace, end: Mark) -> None:
+    def _prove_end(self, place: _ScrubPlace, end: Mark) -> None:
         """The last segment's part must end with the entry known to be the last committed one."""
         follow = place.follow
         found = None if follow is None else Mark(follow.index, place.position, follow.chain_crc)
@@ -533,11 +533,13 @@ class SegmentRepair:
             if begin.position >= file.base + file.size:
                 continue
             place = (
-                ScrubPlace(file.base, None) if file.base > begin.position else ScrubPlace(begin.position, after(begin))
+                _ScrubPlace(file.base, None)
+                if file.base > begin.position
+                else _ScrubPlace(begin.position, after(begin))
             )
             current = self._files.data.find(file.base)
             if current is not None:
-                verify_file(current, place, end.position, unchecked=self._unchecked, on_scan=write)
+                _verify_file(current, place, end.position, unchecked=self._unchecked, on_scan=write)
         for one in sorted(touched, key=lambda one: one.base):
             one.sync()
 

@@ -13,7 +13,7 @@
 Commands, which ``_Run`` executes: the name of a method and its arguments; ``name=value`` are keywords. The trace has a
 line for each message that arrives, for each that the network loses, for each change of a role, and for each request
 that ends. Heartbeats are only shown on demand (``show heartbeats``); ``quietly elect n0`` shows no trace. A ``leader
-check`` is a follower's question whether the sender of a heartbeat really leads (``dledger.core.entry_pusher``).
+check`` is a follower's question whether the sender of a heartbeat really leads (``dledger.core.log_matching``).
 """
 
 from __future__ import annotations

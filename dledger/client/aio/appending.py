@@ -55,7 +55,7 @@ from dledger.types import AppendedBatch, LogIndex, Position, ProducerBatch
 from dledger.values import MIB
 
 WAITING_MAX: Final = 1024
-WAITING_BYTES_MAX: Final = 8 * MIB
+_WAITING_BYTES_MAX: Final = 8 * MIB
 
 
 class _Waiting:
@@ -84,7 +84,7 @@ class CommandSender:
         """The result of one command. Raises ``DLedgerError``."""
         if self._connections.is_closed:
             raise UnavailableError("the client is closed")
-        if self._waiting and (len(self._waiting) >= WAITING_MAX or self._bytes + len(command) > WAITING_BYTES_MAX):
+        if self._waiting and (len(self._waiting) >= WAITING_MAX or self._bytes + len(command) > _WAITING_BYTES_MAX):
             raise PendingFullError(f"{len(self._waiting)} commands already wait in this client: wait for their results")
         waiting = _Waiting(command, TimeLimit(timeout_s), asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -200,7 +200,7 @@ def _fail(one: _Waiting, error: DLedgerError) -> None:
 AppendBatch = OutgoingBatch[None, AppendResult]
 INFLIGHT_REQUESTS_MAX: Final = 32
 """Requests in flight at once: a leader remembers the places of as many, in case they are repeated."""
-DIRECT_APPENDS: Final = WindowOptions(
+_DIRECT_APPENDS: Final = WindowOptions(
     linger_ms=0.0, batch_bytes=MIB, pending_bytes_max=64 * MIB, inflight_requests_max=INFLIGHT_REQUESTS_MAX
 )
 """For the calls that append and wait. Concurrent appends of many threads share a request."""
@@ -212,7 +212,7 @@ APPEND_RULES: Final[WindowRules[None, AppendResult]] = WindowRules(
 _STREAM_MASK: Final = (1 << 32) - 1
 
 
-class AppendStreams:
+class _AppendStreams:
     """Opens streams; each has a number of its own on its connection, so that the node tells them apart."""
 
     def __init__(self, connections: NodeConnections, group: str) -> None:
@@ -253,7 +253,7 @@ class PipelinedAppends:
 
     def __init__(
         self,
-        streams: AppendStreams,
+        streams: _AppendStreams,
         link: NodeLink,
         number: int,
         on_answer: OnAnswer[None, AppendResult],
@@ -363,10 +363,10 @@ def too_large(why: str) -> EntryTooLargeError:
     return EntryTooLargeError(f"{why}: append smaller entries, or raise max_entry_bytes on every node")
 
 
-LINGER_MS: Final = 2.0
+_LINGER_MS: Final = 2.0
 """How long ``submit`` waits for more entries to go in one request."""
 _SUBMITTED: Final = WindowOptions(
-    linger_ms=LINGER_MS, batch_bytes=MIB // 2, inflight_requests_max=INFLIGHT_REQUESTS_MAX
+    linger_ms=_LINGER_MS, batch_bytes=MIB // 2, inflight_requests_max=INFLIGHT_REQUESTS_MAX
 )
 
 
@@ -381,7 +381,7 @@ class Appending:
         self._group = group
         self._timeout_s = timeout_s
         self._idempotent = idempotent
-        self._streams = AppendStreams(connections, group)
+        self._streams = _AppendStreams(connections, group)
         self._links = AsyncLinks(self._open_stream, calls.seeker.look, calls.directory.note_failure)
         self._direct: AsyncSender[None, AppendResult] | None = None
         self._submitting: AsyncSender[None, AppendResult] | None = None
@@ -399,7 +399,7 @@ class Appending:
         self, producer: str, sequence: int, bodies: Sequence[bytes], deadline: TimeLimit
     ) -> list[AppendResult]:
         """Entries under a producer name of the caller's own, numbered from ``sequence``."""
-        sender = self._sender(DIRECT_APPENDS, ProducerNumbering(producer))
+        sender = self._sender(_DIRECT_APPENDS, ProducerNumbering(producer))
         try:
             return await self._append_parts(sender, bodies, deadline, sequence)
         finally:  # a cancelled caller does not wait for the deadline of what is in flight
@@ -444,7 +444,7 @@ class Appending:
 
     def _direct_sender(self) -> AsyncSender[None, AppendResult]:
         if self._direct is None:
-            self._direct = self._sender(DIRECT_APPENDS, ProducerNumbering() if self._idempotent else None)
+            self._direct = self._sender(_DIRECT_APPENDS, ProducerNumbering() if self._idempotent else None)
         return self._direct
 
     def _submitting_sender(self) -> AsyncSender[None, AppendResult]:

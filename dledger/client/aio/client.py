@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dledger.rpc.clients.bulk_codec import LocatedEntries
     from dledger.sending.futures import AsyncSentItem, AsyncSentMany
 
-FOLLOW_WAIT_S: Final = 5.0
+_FOLLOW_WAIT_S: Final = 5.0
 """How long a node may hold back the answer to a follower, who would not notice its death before."""
 WATCH_CHECK_S: Final = 10.0
 """How long a watcher hears nothing before it checks that its node still answers."""
@@ -282,7 +282,7 @@ class DLedgerClient:
     async def follow_reads(self, first_index: int, *, address: str | None = None) -> AsyncGenerator[list[Entry], None]:
         """``follow``, with as many entries at a time as one read returns: at least one."""
         next_index = LogIndex(first_index)
-        wait_s = min(self.timeout_s, FOLLOW_WAIT_S)
+        wait_s = min(self.timeout_s, _FOLLOW_WAIT_S)
         node, broken, backoff = address, self._deadline(None), Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
             request = log_codec.encode_read(Read(self.group, next_index), round(wait_s * 1000))

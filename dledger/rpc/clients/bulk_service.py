@@ -21,10 +21,10 @@ from dledger.rpc.ports import BulkLog
 from dledger.types import BlockDigest, LogChunk, LogIndex, Position
 from dledger.values import MIB
 
-BULK_THREADS_MAX: Final = 2
-CHUNK_BYTES_DEFAULT: Final = MIB
+_BULK_THREADS_MAX: Final = 2
+_CHUNK_BYTES_DEFAULT: Final = MIB
 CHUNK_BYTES_MAX: Final = 8 * MIB
-BLOCK_BYTES_MIN: Final = 4 * 1024
+_BLOCK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES_MAX: Final = 64 * MIB
 _DIGEST_STEP_BYTES: Final = 16 * MIB
 """How much log is digested at a time and reported in one message; at least one block, at most ..."""
@@ -80,7 +80,7 @@ class BulkService:
         self._streams_max = config.bulk.bulk_streams_max
         self._fetch_rate = RateLimit(config.bulk.fetch_rate_bytes_max)
         self._digest_rate = RateLimit(config.bulk.digest_rate_bytes_max)
-        self._threads = ThreadPoolExecutor(BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
+        self._threads = ThreadPoolExecutor(_BULK_THREADS_MAX, thread_name_prefix=f"dledger-bulk-{config.node_id}")
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -149,7 +149,7 @@ class BulkService:
         return min(request.max_bytes or _NO_LIMIT, self._step_bytes(request))
 
     def _step_bytes(self, request: codec.FetchLog) -> int:
-        return min(request.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, self._fetch_rate.step_bytes_max)
+        return min(request.chunk_bytes or _CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, self._fetch_rate.step_bytes_max)
 
     async def one_chunk(self, request: codec.FetchLog, encode: Callable[[LogChunk], bytes]) -> bytes:
         """The encoded first chunk of a fetch, for clients that ask for each; empty if there are no entries."""
@@ -235,8 +235,8 @@ class BulkService:
 
 def _block_bytes(request: codec.BlockDigests) -> int:
     block_bytes = request.block_bytes or codec.BLOCK_BYTES_DEFAULT
-    if not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
-        raise InvalidRequestError(f"block_bytes={block_bytes} must be between {BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}")
+    if not _BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
+        raise InvalidRequestError(f"block_bytes={block_bytes} must be between {_BLOCK_BYTES_MIN} and {BLOCK_BYTES_MAX}")
     return block_bytes
 
 

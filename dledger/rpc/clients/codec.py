@@ -42,11 +42,11 @@ class RepeatedFieldLimit(NamedTuple):
 
 def check_count(data: bytes, limit: RepeatedFieldLimit) -> None:
     """Raise ``InvalidRequestError`` if a request has too many; a malformed one may pass."""
-    if may_exceed(data, limit.field, limit.count_max) and _exceeds(data, limit.field, limit.count_max):
+    if _may_exceed(data, limit.field, limit.count_max) and _exceeds(data, limit.field, limit.count_max):
         raise InvalidRequestError(f"more than {limit.count_max} {limit.what} in one request")
 
 
-def may_exceed(data: bytes, field: int, count_max: int) -> bool:
+def _may_exceed(data: bytes, field: int, count_max: int) -> bool:
     """False if a field cannot occur more than ``count_max`` times, at any depth."""
     tag = field << 3 | _BYTES
     return len(data) > 2 * count_max and data.count(tag) + data.count(tag | _OVERLONG) > count_max

@@ -41,8 +41,8 @@ from dledger.config import ConnectionLimits
 _LOG = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 1.0
-CROWDED_INTERVAL_S: Final = 0.1
-LOOKS_APART: Final = 19
+_CROWDED_INTERVAL_S: Final = 0.1
+_LOOKS_APART: Final = 19
 """The least interval, in times of what a look takes: half a second for ten thousand connections."""
 """The check interval while more than half of the allowed connections are open."""
 GRACE_S: Final = 2.0
@@ -198,7 +198,7 @@ class Connections:
                 links = links_to(self._port)
                 self._hang_up([one for one in links if one.place in condemned])
                 if self._make_room([one for one in links if one.place not in condemned]):
-                    interval_s = max(CROWDED_INTERVAL_S, LOOKS_APART * (time.thread_time() - began_s))
+                    interval_s = max(_CROWDED_INTERVAL_S, _LOOKS_APART * (time.thread_time() - began_s))
 
     def _condemn_untaking(self) -> None:
         too_old = time.monotonic() - self._limits.call_ms_max / 1000

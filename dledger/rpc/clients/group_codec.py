@@ -26,7 +26,7 @@ from dledger.rpc.fields import index, name, parse
 from dledger.types import NO_INDEX, Body, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
 from dledger.values import PORT_MAX, address_text, parse_address
 
-CHANGE_ID_LIMIT: Final = 1 << 63
+_CHANGE_ID_LIMIT: Final = 1 << 63
 _SEPARATORS: Final = frozenset("-,;=/ ")
 
 
@@ -64,7 +64,7 @@ def decode_change(data: bytes) -> tuple[str, MemberChange]:
     which = wire.WhichOneof("change")
     if which is None:
         raise InvalidRequestError("no change is named: add, promote, demote, remove or update a member")
-    if not 0 < wire.change_id < CHANGE_ID_LIMIT:
+    if not 0 < wire.change_id < _CHANGE_ID_LIMIT:
         raise InvalidRequestError(f"change_id={wire.change_id} must be positive and below 2^63")
     expected = index(wire.expected_index, "expected_index") if wire.HasField("expected_index") else ANY_CONFIGURATION
     match which:

@@ -292,7 +292,7 @@ def peer_name(link: socket.socket) -> str:
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-ASKED_BYTES_MAX: Final = 1024
+_ASKED_BYTES_MAX: Final = 1024
 """The longest request to health and reflection."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]  # Any: messages of either service
@@ -453,8 +453,8 @@ class _Pools:
 
 def _decoded(kind: type[_Asked], data: bytes) -> _Asked:
     """A request. Raises ``InvalidRequestError``."""
-    if len(data) > ASKED_BYTES_MAX:
-        raise InvalidRequestError(f"a request of {len(data)} bytes: at most {ASKED_BYTES_MAX} are allowed here")
+    if len(data) > _ASKED_BYTES_MAX:
+        raise InvalidRequestError(f"a request of {len(data)} bytes: at most {_ASKED_BYTES_MAX} are allowed here")
     return parse(kind, data)
 
 

@@ -43,7 +43,7 @@ from dledger.rpc.ports import LogNode, NodeStatus
 from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
 from dledger.values import MIB
 
-READ_THREADS_MAX: Final = 4
+_READ_THREADS_MAX: Final = 4
 READ_BYTES_DEFAULT: Final = MIB
 READ_BYTES_MAX: Final = 8 * MIB
 DRAIN_TIMEOUT_S: Final = 1.0
@@ -133,7 +133,7 @@ class LogRequests:
         self.hub: Final = EventHub(node, bridge)
         self.bulk: Final = BulkService(config, node.bulk, self.check_group)
         self._node = node
-        self._readers = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
+        self._readers = ThreadPoolExecutor(_READ_THREADS_MAX, thread_name_prefix=f"dledger-read-{config.node_id}")
         self._body_bytes_max = config.store.entry_bytes_limit - ENTRY_HEADER_BYTES
         self._waiting: set[asyncio.Task[Any]] = set()  # handlers that a stopping server cancels
 

@@ -43,7 +43,7 @@ from dledger.values import MIB
 
 REQUESTS_PENDING_MAX: Final = 1024
 """The limit of a stream's requests waiting for a quorum; beyond it the stream is not read, which slows the client."""
-BYTES_PENDING_MAX: Final = 16 * MIB
+_BYTES_PENDING_MAX: Final = 16 * MIB
 
 Submit = Callable[[codec.Append, Callable[[AppendOutcome], None]], None]
 
@@ -103,7 +103,7 @@ class AppendStream:
     async def _read_requests(self) -> None:
         while isinstance(data := await self._context.read(), bytes):
             self._take(codec.decode_append(data), len(data))
-            while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= BYTES_PENDING_MAX:
+            while self._requests_pending >= REQUESTS_PENDING_MAX or self._bytes_pending >= _BYTES_PENDING_MAX:
                 self._room.clear()
                 await self._room.wait()
             while self._quota.is_full:  # including the client's other streams

@@ -35,13 +35,13 @@ from dledger.rpc.ports import OfferedSnapshot, PeerLog, PeerSnapshots
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.types import LogIndex, NodeId
 
-IDLE_TIMEOUT_S: Final = 10.0
+_IDLE_TIMEOUT_S: Final = 10.0
 """For each question and each answer, on either side; a whole transfer may take as long as it does."""
 TRANSFERS_MAX: Final = 2
 """That a member sends at a time; more members than that are not far behind at once, and they ask again."""
 PIECE_BYTES: Final = codec.SNAPSHOT_PIECE_BYTES_MAX
-DESCRIPTION_BYTES_MAX: Final = 1 << 20
-_PIECE_ANSWER_BYTES_MAX: Final = max(PIECE_BYTES, DESCRIPTION_BYTES_MAX) + 1024
+_DESCRIPTION_BYTES_MAX: Final = 1 << 20
+_PIECE_ANSWER_BYTES_MAX: Final = max(PIECE_BYTES, _DESCRIPTION_BYTES_MAX) + 1024
 
 
 class PeerSnapshotService:
@@ -93,7 +93,7 @@ class PeerSnapshotService:
 
 
 def _receive_unless_closed(connection: PeerConnection, wanted: FrameKind) -> bytes | memoryview | None:
-    connection.deadline = time.monotonic() + IDLE_TIMEOUT_S
+    connection.deadline = time.monotonic() + _IDLE_TIMEOUT_S
     frame = connection.receive(HANDSHAKE_BYTES_MAX)
     if frame is not None and frame[0] is not wanted:
         raise InvalidRequestError(f"expected {wanted.name}, got {frame[0].name}")
@@ -101,7 +101,7 @@ def _receive_unless_closed(connection: PeerConnection, wanted: FrameKind) -> byt
 
 
 def _answer(connection: PeerConnection, kind: FrameKind, payload: bytes) -> None:
-    connection.deadline = time.monotonic() + IDLE_TIMEOUT_S
+    connection.deadline = time.monotonic() + _IDLE_TIMEOUT_S
     connection.send_whole(kind, payload)
 
 
@@ -134,7 +134,7 @@ class SnapshotTransfer:
             yield data
 
     def _ask(self, file: str, offset: int) -> None:
-        self._connection.deadline = time.monotonic() + IDLE_TIMEOUT_S
+        self._connection.deadline = time.monotonic() + _IDLE_TIMEOUT_S
         self._questions.send(self._connection, (FrameKind.SNAPSHOT_PIECE, codec.encode_piece_request(file, offset)))
 
 
@@ -157,7 +157,7 @@ class PeerSnapshotClient:
     def transfer(self, peer: NodeId, request: SnapshotRequest) -> Iterator[SnapshotTransfer]:
         """Ask a peer for a snapshot, which stays there until the block ends. Raises ``UnavailableError``."""
         decode = codec.decode_snapshot_description
-        with self._questions.connected(peer, Purpose.SNAPSHOT, time.monotonic() + IDLE_TIMEOUT_S) as connection:
+        with self._questions.connected(peer, Purpose.SNAPSHOT, time.monotonic() + _IDLE_TIMEOUT_S) as connection:
             question = FrameKind.SNAPSHOT, codec.encode_snapshot_request(request)
             said = self._questions.ask(connection, question, FrameKind.SNAPSHOT_ANSWER, _PIECE_ANSWER_BYTES_MAX, decode)
             yield SnapshotTransfer(self._questions, connection, said)
@@ -165,7 +165,7 @@ class PeerSnapshotClient:
     def chain_crc(self, peer: NodeId, index: LogIndex) -> int | None:
         """The chain CRC of an entry that ``peer`` holds as committed, if it does. Raises ``UnavailableError``."""
         wanted, decode = FrameKind.CHAIN_CRCS_ANSWER, codec.decode_chain_crcs
-        with self._crcs.connected(peer, Purpose.LOG, time.monotonic() + IDLE_TIMEOUT_S) as connection:
+        with self._crcs.connected(peer, Purpose.LOG, time.monotonic() + _IDLE_TIMEOUT_S) as connection:
             question = FrameKind.CHAIN_CRCS, codec.encode_chain_crcs_request((index,))
             return self._crcs.ask(connection, question, wanted, _PIECE_ANSWER_BYTES_MAX, decode).get(index)
 

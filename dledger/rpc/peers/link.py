@@ -257,7 +257,7 @@ PAUSE_S_MIN: Final = 0.01
 """The least time from a lost connection, or a failed attempt, to the next one: two members that make each other hurry
 must not become a load, whatever ends their connections.
 """
-SEARCHES_MAX: Final = 10
+_SEARCHES_MAX: Final = 10
 """How many failed attempts to reach a peer that was heard are a reason to ask others where it is."""
 
 
@@ -325,7 +325,7 @@ class PeerLink(PeerDialler):
 
     def _note_heard(self) -> None:
         if self._connection is None:
-            self._searches_left = SEARCHES_MAX
+            self._searches_left = _SEARCHES_MAX
             self._hurry()
 
     def _hurry(self) -> None:

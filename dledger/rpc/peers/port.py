@@ -314,7 +314,7 @@ class _Greeting:
             await asyncio.get_running_loop().sock_sendall(self.link, piece)
 
 
-def listen_for_peers(config: ServerConfig) -> list[socket.socket]:
+def _listen_for_peers(config: ServerConfig) -> list[socket.socket]:
     """Listen at the peer port. Raises ``ConfigError``."""
     member = config.self_member
     return listen(config.bind_host or member.host, member.port, "peer")
@@ -349,7 +349,7 @@ class PeerPort:
         """Listen; connections wait for ``accept``. Raises ``ConfigError`` if it cannot."""
         self._loop.start()
         try:
-            self._listening = listen_for_peers(self._config)
+            self._listening = _listen_for_peers(self._config)
         except BaseException:
             self._loop.stop()
             raise

@@ -130,7 +130,7 @@ class _Quiet(asyncio.Protocol):
 
 _LOG = logging.getLogger(__name__)
 
-CONTROL_BYTES_MAX: Final = 1 << 20
+_CONTROL_BYTES_MAX: Final = 1 << 20
 """The longest control message accepted: a heartbeat names all members."""
 CONNECTIONS_MAX: Final = 4
 """The limit of connections of one peer for one purpose: one in use, and some that have been replaced and whose threads
@@ -293,7 +293,7 @@ class PeerServer:
             bridge.post(partial(self._leaders.broke, caller.node_id))
 
     def _serve_control(self, connection: PeerConnection, caller: PeerCaller) -> None:
-        while (frame := connection.receive(CONTROL_BYTES_MAX)) is not None:
+        while (frame := connection.receive(_CONTROL_BYTES_MAX)) is not None:
             kind, payload = frame
             match kind:
                 case FrameKind.VOTE:

@@ -11,7 +11,7 @@ from tools.tidy.census import size_of, take_census
 MOST: Final = {
     "files of fewer than 60 lines": 82,
     "files of more than 600 lines": 8,
-    "docstrings of at most 3 words": 470,
+    "docstrings of at most 3 words": 423,
     "names with words of our own": 53,
     "class names in more than one module": 33,
     "classes of too many attributes or arguments": 57,
