@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from benchmarks.curves import Curve
 from dledger.errors import ConfigError
@@ -27,6 +27,8 @@ class BenchSettings:
     log_gib: float = 10.0
     share: float = 1.0
     """Of the sizes that a scenario has beside these: messages, connections, gigabytes of data for Spark."""
+    beside_peers: bool = True
+    """Whether to measure beside programs for the JVM and etcd, whose groups take long to start."""
     directory: Path | None = None
     """Where data go; None: the system's temporary directory."""
 
@@ -61,6 +63,7 @@ class BenchSettings:
             kills=int(number("BENCH_KILLS", default.kills)),
             log_gib=number("BENCH_LOG_GIB", default.log_gib),
             share=default.share,
+            beside_peers=default.beside_peers,
             directory=Path(directory) if directory else None,
         )
         if settings.rounds < 1 or settings.kills < 1:
@@ -72,8 +75,23 @@ class BenchSettings:
         return settings
 
 
-QUICK: Final = BenchSettings(rounds=1, seconds=1.0, warmup_seconds=0.5, kills=3, log_gib=0.5, share=0.05)
+QUICK: Final = BenchSettings(
+    rounds=1, seconds=1.0, warmup_seconds=0.5, kills=3, log_gib=0.5, share=0.05, beside_peers=False
+)
 """Every figure in ten minutes, to see that nothing is broken or much slower; the figures themselves are rough."""
+
+
+PEERS_LEFT_OUT: Final = "java peers and etcd left out: QUICK=1"
+
+
+class Peer(Protocol):
+    """The module of a program to compare with."""
+
+    INSTALL: str
+    """What to install for it."""
+
+    def available(self) -> bool:
+        """Whether it is installed."""
 
 
 @dataclass(slots=True)
@@ -91,8 +109,21 @@ class Context:
     """False once other programs were seen to use the machine."""
     curves: list[Curve] = field(default_factory=list)
     """Measured so far, to be drawn."""
+    left_out: bool = False
+    """Whether the current scenario has left out such a peer, and the figures that need it."""
     missing: list[str] = field(default_factory=list)
     """Figures that could not be measured because something is not installed, as sentences."""
+
+    def has(self, peer: Peer) -> bool:
+        """Whether a program for the JVM, or etcd, is measured too."""
+        return self.settings.beside_peers and peer.available()
+
+    def without(self, name: str, peer: Peer) -> str:
+        """Report that it is not, for whatever reason; returns the text to use instead of its name."""
+        if self.settings.beside_peers:
+            return self.baseline_missing(name, peer.INSTALL)
+        self.left_out = True
+        return PEERS_LEFT_OUT
 
     def baseline_missing(self, peer: str, install: str) -> str:
         """Report that a peer is not installed; returns the text to use instead of its name."""

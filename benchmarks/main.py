@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks import curves as curves_file
 from benchmarks import figures as figures_file
 from benchmarks import probes, report, targets
-from benchmarks.context import QUIET_BUSY_SHARE_MAX, BenchSettings, Context, busy_share, file_system_of
+from benchmarks.context import PEERS_LEFT_OUT, QUIET_BUSY_SHARE_MAX, BenchSettings, Context, busy_share, file_system_of
 from benchmarks.figures import Figure, FiguresFileError
 from benchmarks.registry import Scenario, UnknownBenchmarkError, chosen
 from benchmarks.scenarios import ALL
@@ -68,6 +68,8 @@ def run(
     figures_file.save(output, figures_file.merged(earlier, measured, asked))
     judgements = targets.judge(measured, quiet=context.quiet)
     report.show(console, measured, judgements)
+    if not settings.beside_peers:
+        console.print(PEERS_LEFT_OUT, markup=False, soft_wrap=True)
     for line in [*context.missing, *broken]:
         console.print(f"!!! {line}", style="bold red", markup=False, soft_wrap=True)
     console.print(f"written to {output}", markup=False, soft_wrap=True)
@@ -108,7 +110,7 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
     for scenario, names in wanted:
         context.say(f"{scenario.title} ({', '.join(name for name in scenario.names if name in names)})")
         _note_noise(context)
-        before = len(measured)
+        before, began_s, context.left_out = len(measured), time.monotonic(), False
         try:
             _check_disk(context, scenario)
             for figure in scenario.measure(context, names):
@@ -121,9 +123,16 @@ def _measure(context: Context, wanted: Sequence[tuple[Scenario, frozenset[str]]]
             continue
         finally:
             _empty(context.directory)
+            context.say(f"  took {time.monotonic() - began_s:.0f} s{_left_out(context)}")
+        if context.left_out and len(measured) == before:
+            continue  # all its figures need a peer
         absent = sorted(names - {figure.name for figure in measured[before:]})
         broken += [f"{scenario.title}: gave no figure for {name}" for name in absent]
     return measured, broken
+
+
+def _left_out(context: Context) -> str:
+    return f"; {PEERS_LEFT_OUT}" if context.left_out else ""
 
 
 def _check_disk(context: Context, scenario: Scenario) -> None:
@@ -165,8 +174,9 @@ def _terminable() -> Iterator[None]:
 def command(names: tuple[str, ...], output: Path, check: bool) -> None:
     """Measure NAMES (default: the comma-separated BENCH of the environment, else all) beside their baselines.
 
-    QUICK=1 measures everything roughly, in ten minutes. BENCH_ROUNDS, BENCH_SECONDS, BENCH_WARMUP_SECONDS, BENCH_KILLS,
-    BENCH_LOG_GIB shrink it one by one; BENCH_DIR says where data goes. Targets are meant for the defaults.
+    QUICK=1 measures everything roughly, without peers for the JVM and etcd, in ten minutes. BENCH_ROUNDS, BENCH_KILLS,
+    BENCH_SECONDS, BENCH_WARMUP_SECONDS, BENCH_LOG_GIB shrink it one by one; BENCH_DIR says where data goes. Targets
+    are meant for the defaults.
     """
     picked = names or tuple(name.strip() for name in os.environ.get("BENCH", "").split(",") if name.strip())
     sys.exit(run(picked, output, check=check))

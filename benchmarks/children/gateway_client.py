@@ -22,7 +22,7 @@ Untyped = Any  # Any: the client has no types
 RECEIVED: Final = 32
 INVISIBLE_S: Final = 60
 AWAIT_S: Final = 5
-"""The least that Apache's proxy takes."""
+"""How long a receive waits, unless the command says ``await_s``: the least that Apache's proxy takes."""
 IDLE_MAX: Final = 2
 """Receives without a message, after which there is none left."""
 FIRST: Final = b"first"
@@ -113,8 +113,8 @@ class GatewayLoad:
         return self._producers[topic]
 
     def _consumer(self, command: Command) -> Untyped:
-        subscription = {command["topic"]: FilterExpression()}
-        made = SimpleConsumer(self._configuration, command["group"], subscription, await_duration=AWAIT_S)
+        subscription, await_s = {command["topic"]: FilterExpression()}, command.get("await_s", AWAIT_S)
+        made = SimpleConsumer(self._configuration, command["group"], subscription, await_duration=await_s)
         made.startup()
         _done_first(lambda: made.receive(1, FIRST_INVISIBLE_S))
         return made

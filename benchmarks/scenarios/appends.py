@@ -139,11 +139,11 @@ def single(context: Context, group: LocalGroup, suffix: str, names: frozenset[st
         client = stack.enter_context(closing(group.client()))
         ours = OneByOne(client.append, lambda: group.pid(group.leader()))
         theirs = None
-        if etcd.available():
+        if context.has(etcd):
             peer = stack.enter_context(etcd.etcd_group(context.directory / f"etcd{suffix}"))
             theirs = OneByOne(peer.putter(), lambda: peer.pid(peer.leader()))
         else:
-            context.baseline_missing(ETCD, etcd.INSTALL)
+            context.without(ETCD, etcd)
         sides = [side for side in (ours, theirs) if side is not None]
         for side in sides:
             round_trips(side.append, settings.warmup_seconds)

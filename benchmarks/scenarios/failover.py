@@ -58,11 +58,11 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         group = stack.enter_context(LocalGroup(context.directory / "group-failover"))
         client = stack.enter_context(closing(group.client()))
         peer = None
-        if etcd.available():
+        if context.has(etcd):
             peer = stack.enter_context(etcd.etcd_group(context.directory / "etcd-failover"))
             peer.putter()(BODY)
         else:
-            context.baseline_missing(ETCD, etcd.INSTALL)
+            context.without(ETCD, etcd)
         for number in range(kills):
             ours.append(first_append_after(group, client, group.kill, group.start))
             its_turn = number * etcd_kills // kills != (number + 1) * etcd_kills // kills

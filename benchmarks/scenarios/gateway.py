@@ -46,6 +46,8 @@ TIMED_AHEAD_S: Final = 10
 POP_S_MAX: Final = 120.0
 SUBSCRIBE_S: Final = 6.0
 """A group's first receive says where it begins; Apache's broker answers it with nothing."""
+_QUICK_SHARE: Final = 0.25
+"""Of these times, with ours alone and few messages."""
 ANSWER_S: Final = 180.0
 """How much longer than its load a command may take."""
 REGISTERED_S: Final = 120.0
@@ -79,12 +81,12 @@ def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
         return
     with ExitStack() as stack:
         sides = [_ours(context, stack)]
-        if java.available():
+        if context.has(java):
             java.build("proxy")
             sides.append(_theirs(context, stack))
             baseline = APACHE_GATEWAY
         else:
-            baseline = context.baseline_missing(APACHE_GATEWAY, java.INSTALL)
+            baseline = context.without(APACHE_GATEWAY, java)
         if SEND in names or POP in names:
             yield from _sends_and_pops(context, names, sides, baseline)
         if TIMED in names:
@@ -111,14 +113,23 @@ def _sends_and_pops(context: Context, names: frozenset[str], sides: Sequence[Sid
         yield Figure.median(SEND, sends, "messages/s", BARE_GRPC, bare)
 
 
+def _share_of_time(context: Context) -> float:
+    return 1.0 if context.settings.beside_peers else _QUICK_SHARE
+
+
+def _waits(context: Context) -> dict[str, object]:
+    return {} if context.settings.beside_peers else {"await_s": 1}
+
+
 def _group(number: int) -> str:
     return f"round-{number}"
 
 
 def _round(context: Context, side: Side, name: str, seconds: float) -> tuple[float, float]:
     """Messages/s sent, and received and acknowledged after that."""
-    pop = {"do": "pop", "topic": TOPIC, "group": name, "consumers": 1, "seconds": SUBSCRIBE_S}
-    side.ask(SUBSCRIBE_S, pop, 1)
+    subscribe_s = SUBSCRIBE_S * _share_of_time(context)
+    pop = {"do": "pop", "topic": TOPIC, "group": name, "consumers": 1, "seconds": subscribe_s} | _waits(context)
+    side.ask(subscribe_s, pop, 1)
     sending = {"do": "send", "topic": TOPIC, "body_bytes": BODY_BYTES, "window": WINDOW, "seconds": seconds}
     sent = _rate(context, side, "sends", seconds, sending)
     popped = _rate(context, side, "pops", POP_S_MAX, pop | {"consumers": CONSUMERS, "seconds": POP_S_MAX})
@@ -143,12 +154,14 @@ def _rate(context: Context, side: Side, what: str, seconds: float, command: Mapp
 
 def _timed(context: Context, sides: Sequence[Side], baseline: str) -> Figure:
     """How late (ms) messages reach their consumer that are due at whole seconds."""
-    count, seconds = context.settings.sized(TIMED_MESSAGES), float(TIMED_WITHIN_S + TIMED_AHEAD_S)
-    timed = {"do": "timed", "topic": TIMED_TOPIC, "group": TIMED_GROUP, "window": WINDOW}
-    wanted = {"count": count, "within_s": TIMED_WITHIN_S, "ahead_s": TIMED_AHEAD_S}
+    share = _share_of_time(context)
+    within_s, ahead_s, subscribe_s = round(TIMED_WITHIN_S * share), round(TIMED_AHEAD_S * share), SUBSCRIBE_S * share
+    count, seconds = context.settings.sized(TIMED_MESSAGES), float(within_s + ahead_s)
+    timed = {"do": "timed", "topic": TIMED_TOPIC, "group": TIMED_GROUP, "window": WINDOW} | _waits(context)
+    wanted = {"count": count, "within_s": within_s, "ahead_s": ahead_s}
     found: list[float] = []
     for side in sides:
-        side.ask(SUBSCRIBE_S, {**timed, "do": "pop", "consumers": 1, "seconds": SUBSCRIBE_S}, 1)
+        side.ask(subscribe_s, {**timed, "do": "pop", "consumers": 1, "seconds": subscribe_s}, 1)
         (answer,) = side.ask(seconds, {**timed, **wanted}, 1)
         late_ms = answer["late_ms"]
         if len(late_ms) < count:

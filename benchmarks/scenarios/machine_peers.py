@@ -84,7 +84,7 @@ def _sides(context: Context, stack: ExitStack, times: tuple[float, float]) -> di
     pids = tuple(group.pid(node) for node in group.nodes)
     sides = {"": CommandsSide(lambda callers: client.commands(seconds, warmup_s, BODY_BYTES, callers), pids)}
     report_missing(context)
-    if not java.available():
+    if not context.has(java):
         return sides
     java.build(ratis.MODULE)
 
@@ -93,7 +93,7 @@ def _sides(context: Context, stack: ExitStack, times: tuple[float, float]) -> di
 
     theirs = stack.enter_context(ratis.ratis_group(directory / "ratis"))
     sides[RATIS] = CommandsSide(by_java("ratis", theirs.members, directory / "ratis-load.log"), theirs.pids)
-    if etcd.available():
+    if context.has(etcd):
         other = stack.enter_context(etcd.etcd_group(directory / "etcd"))
         other.leader()
         pids = tuple(other.pid(one) for one in other.endpoints)
@@ -103,11 +103,11 @@ def _sides(context: Context, stack: ExitStack, times: tuple[float, float]) -> di
 
 def report_missing(context: Context) -> None:
     """Say what is to be installed for the peers; both are loaded by a program in Java."""
-    if not java.available():
-        context.baseline_missing(RATIS, java.INSTALL)
-        context.baseline_missing(ETCD, java.INSTALL)
-    elif not etcd.available():
-        context.baseline_missing(ETCD, etcd.INSTALL)
+    if not context.has(java):
+        context.without(RATIS, java)
+        context.without(ETCD, java)
+    elif not context.has(etcd):
+        context.without(ETCD, etcd)
 
 
 SCENARIO: Final = Scenario("commands beside etcd and Ratis", NAMES, measure, load(3 * len(CALLERS), 0.1))

@@ -39,8 +39,8 @@ _FILL_S: Final = 120.0
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Nothing without a JDK: the client is Java's."""
-    if not java.available():
-        context.baseline_missing("RocketMQ", java.INSTALL)
+    if not context.has(java):
+        context.without("RocketMQ", java)
         return
     java.build(*rocketmq.MODULES)
     with ExitStack() as stack:

@@ -160,8 +160,8 @@ def _sync(context: Context) -> Figure:
             rates = [send_rate(producer, MESSAGE, settings.seconds) for _ in range(settings.rounds)]
     context.say(f"  {', '.join(f'{one:,.0f}' for one in rates)} messages/s")
     ours = stats.median(rates)
-    if not java.available():
-        return Figure(SYNC, ours, "messages/s", context.baseline_missing("RocketMQ", java.INSTALL), None)
+    if not context.has(java):
+        return Figure(SYNC, ours, "messages/s", context.without("RocketMQ", java), None)
     theirs = _java_pair(context)
     return Figure(SYNC, ours, "messages/s", JAVA_PAIR, theirs)
 

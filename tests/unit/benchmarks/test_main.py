@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import main
-from benchmarks.context import QUICK, BenchSettings, Context
+from benchmarks.context import PEERS_LEFT_OUT, QUICK, BenchSettings, Context
 from benchmarks.figures import Figure
+from benchmarks.peers import java
 from benchmarks.registry import Scenario, UnknownBenchmarkError, chosen
 from benchmarks.scenarios import ALL
 from benchmarks.targets import TARGETS
@@ -141,6 +142,26 @@ def test_a_missing_peer_is_printed_loudly(
     assert code == 1
     assert "!!! baseline missing: PySyncObj: install it" in capsys.readouterr().out
     assert json.loads((tmp_path / "o.json").read_text())[0]["ratio"] is None
+
+
+def test_a_quick_run_says_once_more_what_it_left_out(
+    tmp_path: Path, settings: BenchSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scenario whose figures all need a peer gives none, which is no failure; each says how long it took."""
+
+    def measure(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
+        assert not context.has(java)
+        context.without("RocketMQ", java)
+        yield from ()
+
+    scenario = Scenario("remoting", ("remoting_send_one",), measure)
+
+    quick = replace(settings, beside_peers=False)
+    assert main.run([], tmp_path / "o.json", settings=quick, scenarios=[scenario]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"took 0 s; {PEERS_LEFT_OUT}") for line in lines)
+    assert PEERS_LEFT_OUT in lines
 
 
 def test_noise_seen_at_any_time_makes_the_ratio_decide(
