@@ -27,8 +27,8 @@ import rich
 from rich.console import Console
 from rich.text import Text
 
-from dledger import extras
 from dledger.client import DLedgerClient, ReadMode
+from dledger.command_line import extras
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 from dledger_cli import terminal

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger.extras import install_command
+from dledger.command_line.extras import install_command
 from dledger_spark.errors import JavaMissingError, PipelineError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from cluster.drill.processes import ProcessMigration, ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill
 from cluster.drill.target import Direction, DrillError, DrillTarget, MigrationTarget, NotPossibleError
 from dledger.command_line import html_page
-from dledger.extras import install_command
+from dledger.command_line.extras import install_command
 from dledger_cli import terminal
 
 

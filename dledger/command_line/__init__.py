@@ -1,1 +1,1 @@
-"""Shared by the commands of all packages: values of options, contexts, and the page and charts of a report."""
+"""Shared by the commands of all packages: values of options, contexts, missing packages, a report's page and charts."""

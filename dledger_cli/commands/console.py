@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from dledger import extras
-from dledger.command_line import flag_values
+from dledger.command_line import extras, flag_values
 from dledger.command_line.contexts import ContextOption
 from dledger.values import is_loopback, parse_address
 from dledger_cli import logs, process

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dledger import extras
+from dledger.command_line import extras
 from dledger_cli.console import CONSOLE_PACKAGES
 
 

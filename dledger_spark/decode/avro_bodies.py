@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dledger.extras import install_command
+from dledger.command_line.extras import install_command
 from dledger_spark.body_types import DEPTH_MAX, PRECISION_MAX, list_of, struct_of
 from dledger_spark.decode.text_bodies import Parser
 from dledger_spark.errors import SchemaError

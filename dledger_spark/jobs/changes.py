@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dledger import extras
-from dledger.command_line import flag_values
+from dledger.command_line import extras, flag_values
 from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
 from dledger_spark.errors import JobBusyError, JobError, MissingPartError

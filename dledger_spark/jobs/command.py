@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dledger import extras
-from dledger.command_line import flag_values
+from dledger.command_line import extras, flag_values
 from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.report import EXIT_FAILED, JobReport, print_json, print_report, write_page

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import click
 
-from dledger import extras
 from dledger.client import ReadMode
-from dledger.command_line import flag_values
+from dledger.command_line import extras, flag_values
 from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError, IndexBeforeBeginError
 from dledger_spark.errors import JobError, MissingPartError

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from dledger import extras
+from dledger.command_line import extras
 
 REQUIREMENTS = [
     "click<9,>=8.1",

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from dledger import extras
+from dledger.command_line import extras
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 from dledger_cli import demo
