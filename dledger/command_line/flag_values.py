@@ -20,7 +20,7 @@ class Whole(click.IntRange):
     name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number."""
+        """The number, within its range."""
         try:
             number = int(str(value))
         except ValueError:
@@ -41,7 +41,7 @@ class Size(click.IntRange):
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The bytes."""
+        """The number of bytes, within its range."""
         try:
             size = values.parse_size(str(value).strip())
         except ValueError as error:

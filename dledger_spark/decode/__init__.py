@@ -3,7 +3,7 @@
 from dledger_spark.decode.batches import batch_bytes_for, batches, decode_stretch
 from dledger_spark.decode.context import Content, DecodeContext, RowFilter
 from dledger_spark.decode.decoder import decode, decode_columns, named_columns
-from dledger_spark.decode.units import positions_of
+from dledger_spark.decode.layout import positions_of
 from rocketstore.message.scan import Framing, RecordWalk, WalkEnd, walk
 
 __all__ = [

@@ -26,7 +26,7 @@ from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
-from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
+from dledger_spark.rebuild import INDEX, INDEX_DIR, PARTS, QUEUES, QUEUES_DIR
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
 from rocketstore.store.directory import DELETED_FILE, StoreDirectory

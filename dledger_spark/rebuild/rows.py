@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from dledger_spark.decode.records import Records
 from dledger_spark.errors import PipelineError
+from dledger_spark.rebuild import INDEX, INDEX_DIR, QUEUES, QUEUES_DIR
 from dledger_spark.rebuild.derive import Details, as_units, keys_of, runs, unit_columns
 from dledger_spark.rebuild.key_index import IndexWriter
-from dledger_spark.rebuild.parts import INDEX, INDEX_DIR, QUEUES, QUEUES_DIR
 from dledger_spark.rebuild.queues import QueueWriter
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import KEY, TopicHashes

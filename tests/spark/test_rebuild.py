@@ -15,8 +15,8 @@ from dledger.errors import DirectoryLockedError
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits
 from dledger_spark.errors import PipelineError
 from dledger_spark.jobs.rebuild import RebuildOptions, run
+from dledger_spark.rebuild import INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.derive import records_of
-from dledger_spark.rebuild.parts import INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.rows import ORDER, rows_of
 from dledger_spark.source.derived import Attempt, DerivedOptions, DerivedWriter, read_counts
 from rocketstore.config import MessageStoreConfig

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_spark.errors import PipelineError
-from dledger_spark.rebuild.parts import INDEX, QUEUES
+from dledger_spark.rebuild import INDEX, QUEUES
 from dledger_spark.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, RebuildRow, Written, write_rows
 from rocketstore.consume_queue.units import UNIT
 from rocketstore.index.file import IndexShape
