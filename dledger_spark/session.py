@@ -38,8 +38,9 @@ RUNTIME_DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 """Settings that can be changed at any time."""
+_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 START_DEFAULTS: Final[Mapping[str, str]] = {
-    "spark.python.unix.domain.socket.enabled": "true",
+    _SOCKETS: "true",
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings that must be set before the JVM starts."""
@@ -161,6 +162,8 @@ def start_settings(
     if chosen_master.startswith("local"):
         defaults = {**defaults, **LOCAL_DEFAULTS}
     chosen = {name: value for name, value in defaults.items() if name not in said}
+    if chosen_master.startswith("yarn"):  # a container's temporary directory is longer than a socket's path may be
+        chosen.pop(_SOCKETS, None)
     if master is not None or "spark.master" not in said:
         chosen["spark.master"] = chosen_master
     return chosen

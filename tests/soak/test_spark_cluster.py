@@ -95,7 +95,7 @@ def submit(
 def finds_the_package(python: Path, directory: Path) -> bool:
     """Whether an environment has it installed."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = "import importlib.util; raise SystemExit(importlib.util.find_spec('pipeline') is None)"
+    code = "import importlib.util; raise SystemExit(importlib.util.find_spec('dledger_spark') is None)"
     return subprocess.run([python, "-c", code], env=inherited, cwd=directory, check=False).returncode == 0
 
 

@@ -120,6 +120,12 @@ def test_what_the_user_says_is_never_overridden(environment: dict[str, str], tmp
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
 
 
+@pytest.mark.parametrize(("master", "expected"), [("local[2]", True), (CLUSTER, True), ("yarn", False)])
+def test_workers_of_python_use_sockets_of_files_where_their_paths_are_short(master: str, expected: bool) -> None:
+    """A container's temporary directory on YARN is longer than the path of such a socket may be."""
+    assert ("spark.python.unix.domain.socket.enabled" in start_settings(master, {})) is expected
+
+
 @pytest.mark.parametrize("where", ["argument", "setting", "file", "MASTER", "PYSPARK_SUBMIT_ARGS"])
 def test_executors_elsewhere_can_reach_the_driver_wherever_their_master_is_named(
     where: str, builder: Builder, environment: dict[str, str], tmp_path: Path
