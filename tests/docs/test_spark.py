@@ -17,7 +17,7 @@ def test_every_read_option_stands_there_with_its_default_meaning_and_limits() ->
     """The tables are the code's, row by row."""
     for option in (*READ_OPTIONS, *SECURITY_OPTIONS):
         assert option.row in OPTIONS
-        assert all(f"`{alias}`" in TEXT for alias in option.aliases if "." in alias)
+        assert all(f"`{alias}`" in OPTIONS for alias in option.aliases if "." in alias)
 
 
 def test_every_write_option_stands_there_with_its_default_meaning_and_limits() -> None:

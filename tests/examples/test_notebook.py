@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,9 +17,6 @@ from tests.support.spark import ROOT
 from tests.support.spark import spark as spark
 from tests.support.spark import spark_sockets as spark_sockets
 from tests.support.spark_nodes import broker_node
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [
     pytest.mark.spark,
@@ -65,13 +62,11 @@ def cells() -> list[tuple[str, str]]:
 
 def test_it_is_ten_lines() -> None:
     """From a topic to a dashboard."""
-    assert 0 < sum(len(source.splitlines()) for source, _ in cells()) <= LINES_MAX
+    assert 0 < sum(1 for source, _ in cells() for line in source.splitlines() if line) <= LINES_MAX
 
 
 @pytest.mark.usefixtures("spark")
-def test_its_cells_print_what_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_cells_print_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a broker of one's own in place of the address, and the same orders."""
     lacking.module("matplotlib", "bench").use("agg")
     names: dict[str, Any] = {}  # Any: variables of a notebook
