@@ -56,7 +56,7 @@ def untold(_removed: ForcedFileRemoval) -> None:
 
 
 class Unflushed(NamedTuple):
-    """What of a queue is not durable."""
+    """The part of a queue that is not durable."""
 
     files: list[tuple[StoreFile, int]]
     """With the end of what each holds."""
@@ -386,7 +386,7 @@ class MappedFileQueue:
             return self.flushed_where == before
 
     def begin_flush(self) -> Unflushed:
-        """What is not durable now, for a caller that makes it so by syncing the whole file system; see ``end_flush``.
+        """The part that is not durable now, for a caller that makes it so by syncing the whole file system; see ``end_flush``.
 
         Raises ``DiskError`` if the queue accepts no writes.
         """
