@@ -33,6 +33,8 @@ from rocketstore.message.record import HEAD_V4, PHYSICAL_OFFSET_AT, QUEUE_OFFSET
 Ints = NDArray[np.int64]
 _TERM: Final = 1
 _COMPLETE: Final = "complete.json"
+ORDER: Final = "id bigint, item string, total decimal(8,2), note string"
+"""The columns of JSON bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class LogSpec:
     body_bytes_min: int = 200
     body_bytes_max: int = 4096
     """Sizes are log-uniform between the two."""
+    json_bodies: bool = False
+    """Bodies are JSON objects of four members, ``ORDER``, one of which is as long as the rest of the body."""
     pool: int = 4096
     topics: int = 20
     queues: int = 8
@@ -93,7 +97,7 @@ def _make_pool(spec: LogSpec) -> _Pool:
         topic, queue, tag = rng.integers(0, (spec.topics, spec.queues, spec.tags)).tolist()
         message = Message(
             f"bench-topic-{topic}",
-            text[at : at + length],
+            _order(number, text[at : at + length], length) if spec.json_bodies else text[at : at + length],
             queue,
             {
                 "TAGS": f"tag-{tag}",
@@ -116,6 +120,12 @@ def _make_pool(spec: LogSpec) -> _Pool:
         ranks[mine] = np.arange(len(mine))
     template = np.frombuffer(b"".join(records), np.uint8)
     return _Pool(template, starts, sizes, np.bincount(of)[of], ranks)
+
+
+def _order(number: int, text: bytes, length: int) -> bytes:
+    """A body of ``ORDER``."""
+    head = b'{"id":%d,"item":"item-%d","total":%d.%02d,"note":"' % (number, number % 97, number % 5000, number % 100)
+    return head + text[: length - len(head) - 2] + b'"}'
 
 
 class _Writer:

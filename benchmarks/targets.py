@@ -188,6 +188,7 @@ TARGETS: Final[Mapping[str, tuple[Limit, ...]]] = {
     # Spark, on 3 GiB of log with bodies of 200 B to 4 KiB; all on one processor except the scaling.
     "spark_decode": (at_least(3, "GB/s", quiet_machine_only=True), at_least(10, baseline=STRUCT_LOOP)),
     "spark_scan": (at_least(0.8, baseline=PARQUET),),
+    "spark_scan_typed": (at_least(0.1, baseline=PARQUET),),
     "spark_scan_headers": (at_least(3, baseline=WITH_BODIES),),
     "spark_scaling": (at_least(1.4, baseline=ONE_CORE),),
     # A split of 256 MiB, the interpreter with numpy and Arrow, and a few batches.

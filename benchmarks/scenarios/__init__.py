@@ -77,6 +77,7 @@ ALL: Final[tuple[Scenario, ...]] = (
     growth_groups.NUMBER,
     spark.DECODE,
     spark.SCANS,
+    spark.TYPED,
     spark_live.SCENARIO,
     spark_table.SCENARIO,
     restart.SCENARIO,

@@ -21,6 +21,7 @@ from rocketstore.message.record import HEAD_V4
 
 CHILD: Final = "benchmarks.children.spark_scan"
 LOG_BYTES: Final = 3 * 1024 * MIB
+TYPED_LOG_BYTES: Final = 512 * MIB
 SPLIT_BYTES: Final = 256 * MIB
 SPLIT: Final = "256m"
 SMALL_SPLIT: Final = "32m"
@@ -136,9 +137,9 @@ class Scanner:
         """One scan of the log."""
         return self._scan({"format": "dledger", "path": str(log.directory), "columns": columns, "split": split}, log)
 
-    def parquet_seconds(self, log: WrittenLog, parquet: Path) -> float:
+    def parquet_seconds(self, log: WrittenLog, parquet: Path, columns: str = "all") -> float:
         """One scan of the same rows in Parquet."""
-        return self._scan({"format": "parquet", "path": str(parquet), "columns": "all"}, log)
+        return self._scan({"format": "parquet", "path": str(parquet), "columns": columns}, log)
 
     def _scan(self, command: dict[str, object], log: WrittenLog) -> float:
         answer = self._child.ask({"do": "scan", **command}, SCAN_SECONDS_MAX)
@@ -146,9 +147,9 @@ class Scanner:
             raise RuntimeError(f"{answer['rows']} rows were read of {log.records}")
         return float(answer["seconds"])
 
-    def convert(self, log: WrittenLog, parquet: Path) -> None:
+    def convert(self, log: WrittenLog, parquet: Path, columns: str = "all") -> None:
         """Write the log's rows as Parquet (snappy)."""
-        command = {"format": "dledger", "path": str(log.directory), "columns": "all"}
+        command = {"format": "dledger", "path": str(log.directory), "columns": columns}
         self._child.ask({"do": "convert", "target": str(parquet), **command}, SCAN_SECONDS_MAX)
 
     def worker_megabytes(self) -> float:
@@ -192,6 +193,21 @@ def measure_scans(context: Context, names: frozenset[str]) -> Iterator[Figure]:
             yield Figure("spark_worker_memory", megabytes, "MB", SMALL_SPLITS, scanner.worker_megabytes())
 
 
+def measure_typed(context: Context, _names: frozenset[str]) -> Iterator[Figure]:
+    """Bodies of JSON as columns, beside Parquet with these columns, on one processor."""
+    directory = context.settings.directory or context.kept
+    spec = LogSpec(log_bytes=context.settings.sized(TYPED_LOG_BYTES), json_bodies=True)
+    log = cached_log(directory, spec)
+    rounds = context.settings.rounds
+    with ExitStack() as stack:
+        parquet = context.directory / "parquet-typed"
+        scanner = Scanner(context, 1, stack)
+        scanner.convert(log, parquet, "typed")
+        typed = log.log_bytes / _GIGA / _best(rounds, lambda: scanner.seconds(log, "typed"))
+        by_parquet = log.log_bytes / _GIGA / _best(rounds, lambda: scanner.parquet_seconds(log, parquet, "typed"))
+    yield Figure("spark_scan_typed", typed, "GB/s", PARQUET, by_parquet)
+
+
 DECODE: Final = Scenario("decoding the log without Spark", ("spark_decode",), measure_decode, constant(4))
 SCANS: Final = Scenario(
     "scanning the log with Spark",
@@ -199,3 +215,4 @@ SCANS: Final = Scenario(
     measure_scans,
     constant(8),
 )
+TYPED: Final = Scenario("scanning JSON bodies as columns", ("spark_scan_typed",), measure_typed, constant(1))

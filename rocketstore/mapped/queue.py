@@ -386,7 +386,7 @@ class MappedFileQueue:
             return self.flushed_where == before
 
     def begin_flush(self) -> Unflushed:
-        """The part that is not durable now, for a caller that makes it so by syncing the whole file system; see ``end_flush``.
+        """The part not durable now, for a caller that makes it so by syncing the whole file system; see ``end_flush``.
 
         Raises ``DiskError`` if the queue accepts no writes.
         """
