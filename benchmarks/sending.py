@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
-from rocketstore.client.aio.results import SendStatus
+from rocketstore.client.aio.errors import SendStatus
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.results import SendResult
+    from rocketstore.client.aio.errors import SendResult
     from rocketstore.client.blocking import Producer
     from rocketstore.message.message import Message
 

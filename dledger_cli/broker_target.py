@@ -20,8 +20,7 @@ from dledger_cli.chosen_brokers import ChosenBrokers
 from dledger_cli.security_options import NO_SECURITY, CommandSecurity, security_options
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.consumer_options import ConsumerOptions
-    from rocketstore.client.aio.expressions import Topics
+    from rocketstore.client.aio.consumer_options import ConsumerOptions, Topics
     from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.rebalancer import Assign
     from rocketstore.client.blocking import Producer

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 from dledger.access.rules import DEAD_PREFIX
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.expressions import Sql
+    from rocketstore.client.aio.consumer_options import Sql
     from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
 PAGE: Final = 256
 RESEND_LEVEL: Final = 1

@@ -37,17 +37,14 @@ from rocketstore.broker.mastership import GroupView, Mastership, group_view, res
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.statistics import ServiceCounters
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
-from rocketstore.broker_remoting.registration import NameServerRegistration
+from rocketstore.broker_remoting.registration import NameServerRegistration, SuccessorWatch
 from rocketstore.broker_remoting.service import RemotingService
-from rocketstore.broker_remoting.successor import SuccessorWatch
-from rocketstore.grpc.other_groups import OtherGroups
+from rocketstore.grpc.routes import OtherGroups
 from rocketstore.grpc.service import SERVICE, GatewayService
-from rocketstore.ha.service import HaService
-from rocketstore.ha.slave_sync import SlaveSync
+from rocketstore.ha.service import HaService, SlaveSync
 from rocketstore.pb.pool import POOL
-from rocketstore.remoting.bodies.ha import HA_PORT
-from rocketstore.remoting.bodies.routes import MASTER_ID
-from rocketstore.remoting.bodies.runtime import GRPC_PORT
+from rocketstore.remoting.runtime import GRPC_PORT, HA_PORT
+from rocketstore.remoting.topics import MASTER_ID
 from rocketstore.types import BrokerRole
 
 _LOG = logging.getLogger("rocketstore")

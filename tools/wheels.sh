@@ -22,7 +22,7 @@ declare -A works=(
     [compression]='import lz4.frame, zstandard'
     [console]='import uvicorn; from dledger_cli.console.server import ConsoleServer'
     [delta]='import deltalake, dledger_spark.jobs.delta_table, dledger_spark.jobs.delta_table'
-    [otel]='from rocketstore.client.aio.spans import OpenTelemetry; OpenTelemetry()'
+    [otel]='from rocketstore.client.aio.tracing import OpenTelemetry; OpenTelemetry()'
     [spark]='import pyspark, pyarrow, dledger_spark; from pyspark_dledger import *'
     [spark-connect]='import grpc_status, pandas; from pyspark.sql.connect.session import SparkSession'
 )

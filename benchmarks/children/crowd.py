@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from dledger.remoting.frame import LENGTH_BYTES, Frame, cut, encode
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 HOST: Final = "127.0.0.2"
 BEAT_S: Final = 30.0

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Final
 
-from rocketstore.client.aio.popped import PoppedMessage
+from rocketstore.client.aio.received import PoppedMessage
 from rocketstore.client.aio.simple_consumer import RECEIVE_MAX, SimpleConsumer
 
 TOPIC: Final = "bench"

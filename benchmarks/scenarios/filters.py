@@ -21,7 +21,7 @@ from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.results import SendResult
+    from rocketstore.client.aio.errors import SendResult
 
 GROUPS: Final = 10
 RATE: Final = 10_000

@@ -13,7 +13,7 @@ from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch, wait_until
 from dledger.conditions import ConditionKind
 from dledger.types import NodeId
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
 
 SERVICE_TIMEOUT_S: Final = 60.0
 CATCH_UP_TIMEOUT_S: Final = 90.0

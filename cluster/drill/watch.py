@@ -14,7 +14,7 @@ from dledger.errors import DLedgerError
 from dledger.types import NodeId
 from dledger_cli.local.group import wait_until as poll_until
 from rocketstore.client import Admin
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
 
 INTERVAL_S: Final = 0.05
 STALL_S: Final = 0.5

@@ -119,7 +119,7 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
 
 def _run_several(named: Sequence[tuple[str, BrokerConfig]], *, repair: bool, until_stdin_closes: bool) -> int:
     from dledger.instruments import SILENT
-    from rocketstore.brokers_server import BrokersServer, check_brokers_together
+    from rocketstore.server import BrokersServer, check_brokers_together
 
     nodes = check_brokers_together(named)
     first, peers = named[0][1], nodes[0].self_member.address

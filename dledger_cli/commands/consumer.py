@@ -23,7 +23,7 @@ from dledger_cli.terminal import print_broker_tables
 if TYPE_CHECKING:
     from dledger_cli.chosen_brokers import ChosenBrokers
     from rocketstore.client.blocking import Admin
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
 
 @click.group(
@@ -268,7 +268,7 @@ def reset_offset(  # noqa: PLR0913  # one parameter per option
 def _queues_of(brokers: ChosenBrokers, topic: str, queue: int | None) -> list[MessageQueue]:
     """All queues that can be read, or the one with this number. Raises ``NotFoundError`` if there is none."""
     from rocketstore.client.aio.errors import NotFoundError
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
     if queue is None:
         parts = brokers.with_topic(topic)

@@ -21,13 +21,13 @@ from dledger_cli.broker_target import BrokerTarget, broker_options
 from dledger_cli.reporting import ErrorReportingGroup
 from dledger_cli.security_options import CommandSecurity, security_options
 from rocketstore.ha.promotion import Loss, Master, OtherSlave, PromotionCheck, checks
-from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+from rocketstore.remoting.runtime import NEVER, HaFacts
 from rocketstore.types import BrokerRole
 
 if TYPE_CHECKING:
     from rocketstore.broker_config import BrokerConfig
     from rocketstore.client.blocking import Admin
-    from rocketstore.remoting.bodies.runtime import RuntimeInfo
+    from rocketstore.remoting.runtime import RuntimeInfo
 
 _COLUMNS: Final = ("broker", "id", "address", "role", "epoch", "end", "lag", "behind", "contact", "notes")
 _LEAST: Final = ("epoch", "broker", "contact", "end", "behind")

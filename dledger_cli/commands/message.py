@@ -29,12 +29,12 @@ from dledger_cli.reporting import ErrorReportingGroup
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from rocketstore.client.aio.errors import SendResult
     from rocketstore.client.aio.rebalancer import Assign
-    from rocketstore.client.aio.results import SendResult
     from rocketstore.client.blocking import Producer
     from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.message.message import Message
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
 DELAY_LEVEL_MAX = 18
 _OPTIONS = {"TAGS": "--tags", "KEYS": "--keys", "DELAY": "--delay-level"}
@@ -183,7 +183,7 @@ def _queues_of_one_broker(
 ) -> Callable[[], MessageQueue]:
     """Of the brokers of ``--broker-name``: this queue, the key's, or each in turn. Raises ``NotFoundError``."""
     from rocketstore.client.aio.outgoing import queue_number_of_key
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
     with target.brokers() as brokers:
         part = brokers.only_one_with(topic)
@@ -320,7 +320,7 @@ def consume(  # noqa: PLR0913  # one parameter per option
 
 def _own_queues(target: BrokerTarget, topic: str, numbers: Sequence[int]) -> Assign:
     """The queues to read without sharing: these of the only broker that has the topic, or all of those chosen."""
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
     if not (numbers or target.broker_name):
         return "all"

@@ -16,7 +16,7 @@ from dledger_cli.moments import Moment, start_of, time_text
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.admin_records import TopicInfo
-    from rocketstore.client.aio.expressions import Sql
+    from rocketstore.client.aio.consumer_options import Sql
     from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message
 
@@ -200,7 +200,7 @@ def _print_queue(  # noqa: PLR0913  # one parameter per option
     expression: str | Sql,
     as_json: bool,
 ) -> None:
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
     queue = MessageQueue(topic.name, topic.broker, number)
     end = admin.offset_at(queue, "last")

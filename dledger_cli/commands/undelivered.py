@@ -73,7 +73,7 @@ def found(brokers: ChosenBrokers, topic: str, wanted: DeadLetterQuery) -> Iterat
 
     Raises ``NotFoundError`` if there is no such topic.
     """
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
     left = wanted.count
     for part in brokers.with_topic(topic):

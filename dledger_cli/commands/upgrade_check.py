@@ -158,8 +158,7 @@ def _named(members: list[OldMember], directory: str, option: str) -> str:
 
 
 def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_locked: bool) -> _Result:
-    from rocketstore.upgrade.agreement import setting_problems, state_differences
-    from rocketstore.upgrade.compare import compare, reference_of
+    from rocketstore.upgrade.compare import compare, reference_of, setting_problems, state_differences
     from rocketstore.upgrade.members import in_use
 
     reference = reference_of(logs, master)

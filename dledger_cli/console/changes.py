@@ -21,7 +21,7 @@ from dledger_cli.console.clients import ClientLists
 from dledger_cli.console.inputs import OFFSET_MAX, BadInputError, Fields
 from dledger_cli.dead_letters import send_again
 from rocketstore.client import Message, MessageQueue, NotFoundError, SendStatus, TopicInfo
-from rocketstore.client.aio.admin_topics import NO_RETENTION
+from rocketstore.client.aio.admin import NO_RETENTION
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
 from rocketstore.message.checks import check_client_topic, check_topic
 from rocketstore.message.timed import HANDLE_CHARS_MAX, WrongHandleError, decode_handle

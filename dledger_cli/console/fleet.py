@@ -16,8 +16,8 @@ from dledger_cli.console.browse import safe_text
 from dledger_cli.console.health_levels import Level, MemberView, overall, verdict_of
 from dledger_cli.console.history import EVENTS_MAX, TEXT_MAX, ConsoleEvent
 from dledger_cli.console.node_summaries import figure
-from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, ClusterInfo
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import MASTER_ID, BrokerData, ClusterInfo
 
 BROKERS_MAX: Final = 240
 """Addresses that are asked; of further ones only the number is told. The transport keeps 256 connections."""

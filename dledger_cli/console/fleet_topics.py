@@ -23,13 +23,12 @@ from dledger_cli.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, l
 from dledger_cli.console.sampler import wall_ms
 from rocketstore.client import BrokerUnreachableError, ClientError, NotFoundError
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.client.aio.routes import TopicQueues, parts_of
+from rocketstore.client.aio.routes import RouteServers, TopicQueues, parts_of
 from rocketstore.message.checks import is_internal
-from rocketstore.remoting.bodies.routes import MASTER_ID, BrokerData, TopicRouteData
-from rocketstore.remoting.bodies.stats import TopicStatsTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import TopicStatsTable
 from rocketstore.remoting.headers import TopicHeader
+from rocketstore.remoting.topics import MASTER_ID, BrokerData, TopicRouteData
 
 TIMEOUT_S: Final = 2.0
 SHARES_MAX: Final = 240

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocketstore.remoting.bodies.routes import MASTER_ID
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import MASTER_ID
 
 _LEADER: Final = "LEADER"
 _NAMES_SHOWN: Final = 3

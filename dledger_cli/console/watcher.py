@@ -19,9 +19,9 @@ from dledger_cli.console.fleet import Fleet
 from dledger_cli.console.sampler import wall_ms
 from rocketstore.client import BrokerUnreachableError, ClientError, RefusedError
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.client.aio.routes import RouteServers
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import RuntimeInfo
 
 ASKED_PER_S_MAX: Final = 50
 

@@ -9,7 +9,7 @@ from dledger_cli.metrics.histogram import cumulative
 from dledger_cli.metrics.recorder import MetricsRecorder
 from rocketstore.broker.statistics import BrokerMeasurements, PopCounters, ServiceCounters
 from rocketstore.broker.timed.service import TimedCounts
-from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+from rocketstore.remoting.runtime import NEVER, HaFacts
 from rocketstore.server import BrokerServer
 from rocketstore.store.stats import LATENCY_BOUNDS_MS, StoreStats
 from rocketstore.types import BrokerRole

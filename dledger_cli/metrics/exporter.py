@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from dledger.hosted_groups import GroupsServer, HostedGroups, MemberT
     from dledger.server import DLedgerServer
-    from rocketstore.brokers_server import BrokersServer
     from rocketstore.nameserver.server import NameServer
-    from rocketstore.server import BrokerServer
+    from rocketstore.server import BrokerServer, BrokersServer
 
 
 @dataclass(slots=True)

@@ -31,19 +31,15 @@ from rocketstore.broker.permissions import PUB, SUB, require, require_on_message
 from rocketstore.broker.sending import NOTHING_DENIED
 from rocketstore.broker.transactions.halves import real_topic
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_remoting.decoding import BodyDecoder
 from rocketstore.broker_remoting.forwarding import BORN_HOST, FORWARDED
-from rocketstore.broker_remoting.requests import IN_BODY, RECORDS, REQUESTS, action_of, resource_of
+from rocketstore.broker_remoting.requests import IN_BODY, RECORDS, REQUESTS, BodyDecoder, action_of, resource_of
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.clients import ProducersByGroup
-from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupTable
-from rocketstore.remoting.bodies.pop import RequestModesBody
-from rocketstore.remoting.bodies.routes import TopicList
-from rocketstore.remoting.bodies.stats import ConsumeStats
-from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumeStats, GroupList, ProducersByGroup, SubscriptionGroupTable
+from rocketstore.remoting.pop import RequestModesBody
+from rocketstore.remoting.topics import TopicConfigTable, TopicList
 from rocketstore.types import PutResult
 
 _LOG: Final = logging.getLogger("rocketstore")

@@ -33,21 +33,16 @@ from rocketstore.broker_remoting.pulls import WaitingTasks
 from rocketstore.message.properties import PROPERTY_CHECK_POINT
 from rocketstore.message.record import PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT, QueuePlace, with_property
 from rocketstore.pop.tables import retry_topic_of
-from rocketstore.remoting.bodies.pop import (
-    ACKS_MAX,
-    AssignmentsBody,
-    BatchAckAnswer,
-    BatchAckBody,
-    QueryAssignmentBody,
-    QueueAssignment,
-)
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
 from rocketstore.remoting.headers import read_header, write_header
 from rocketstore.remoting.pop import (
+    ACKS_MAX,
     FROM_FIRST,
     ORDERED,
     AckHeader,
+    AssignmentsBody,
+    BatchAckAnswer,
+    BatchAckBody,
     ChangeInvisibleAnswer,
     ChangeInvisibleHeader,
     CheckPoint,
@@ -58,10 +53,13 @@ from rocketstore.remoting.pop import (
     PollingInfoHeader,
     PopAnswer,
     PopHeader,
+    QueryAssignmentBody,
+    QueueAssignment,
     message_offsets,
     order_counts,
     start_offsets,
 )
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.types import MessageModel, RequestMode
 

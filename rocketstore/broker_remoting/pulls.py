@@ -1,9 +1,14 @@
-"""PULL_MESSAGE and LITE_PULL_MESSAGE: RocketMQ's checks and codes for the broker's own pulls."""
+"""Pulls and offsets: PULL_MESSAGE and LITE_PULL_MESSAGE, how far groups are, and where queues begin and end.
+
+Pulls have RocketMQ's checks and codes. Those that find messages are read and answered without the general machinery: a
+busy consumer sends thousands a second. Frames of any other shape are left to that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Final, NamedTuple
@@ -12,20 +17,100 @@ from dledger.access.quota import Quota
 from dledger.access.rules import AccessRules
 from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.connection import RemotingConnection
-from dledger.remoting.frame import Frame, head_of
+from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, encode, head_of
 from dledger.remoting.server import Handler
 from dledger.rpc.clients.connections import Leases
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.clients import ClientTables, Subscription
 from rocketstore.broker.groups import Groups
+from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker.pull import Pull
+from rocketstore.broker.reading import SQL92
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_remoting.access import RemotingAccess
-from rocketstore.broker_remoting.links import RemotingLink
-from rocketstore.remoting.bodies.routes import MASTER_ID
-from rocketstore.remoting.headers import PullAnswer, PullHeader, write_header
-from rocketstore.remoting.pull_frames import found_head, read_pull
+from rocketstore.broker_remoting.administration import Administration
+from rocketstore.broker_remoting.clients import RemotingLink, data_of
+from rocketstore.broker_remoting.requests import BodyDecoder
+from rocketstore.remoting.extensions import (
+    CommitGroupOffsets,
+    CommitPosition,
+    FetchedOffsets,
+    FetchOffsets,
+    encode_committed,
+    encode_reached,
+)
+from rocketstore.remoting.groups import ConsumeQueueBody, ConsumeQueueData, CorrectionOffsets
+from rocketstore.remoting.headers import (
+    CloneOffsetHeader,
+    ConsumeQueueHeader,
+    CorrectionOffsetHeader,
+    GroupQueueHeader,
+    OffsetAnswer,
+    OffsetByTimeHeader,
+    PullAnswer,
+    PullHeader,
+    QueueHeader,
+    TimestampAnswer,
+    UpdateOffsetHeader,
+    read_header,
+    write_header,
+)
+from rocketstore.remoting.topics import MASTER_ID
 from rocketstore.state.changes import GroupConfig
 from rocketstore.types import GetMessageStatus, GetResult, MessageModel
+
+_NAMES: Final = (
+    "consumerGroup",
+    "topic",
+    "queueId",
+    "queueOffset",
+    "maxMsgNums",
+    "sysFlag",
+    "commitOffset",
+    "suspendTimeoutMillis",
+    "subVersion",
+)
+_INT32_END: Final = 1 << 31
+_INT64_END: Final = 1 << 63
+_PLACE: Final = 2_000_000_001
+"""Stands for the opaque in the template."""
+_REMARK: Final = "FOUND"
+
+
+def read_pull(fields: Mapping[str, str]) -> PullHeader:
+    """As ``read_header``. Raises ``RequestError``."""
+    try:
+        group, topic, *texts = map(fields.__getitem__, _NAMES)
+        digits = "".join(texts)
+        queue_id, offset, count, flag, commit, wait_ms, version = map(int, texts)
+    except (KeyError, ValueError):
+        return read_header(PullHeader, fields)
+    fits = max(queue_id, count, flag) < _INT32_END and max(offset, commit, wait_ms, version) < _INT64_END
+    if not (fits and digits.isascii() and digits.isdecimal()):
+        return read_header(PullHeader, fields)
+    others = fields.get("subscription", ""), fields.get("expressionType", "")
+    return PullHeader(group, topic, queue_id, offset, count, flag, commit, wait_ms, version, *others)
+
+
+def found_head(request: Frame, answer: PullAnswer, body_bytes: int) -> bytes:
+    """The part of the frame before the messages. Raises ``FrameError`` if they do not fit into one."""
+    if request.form is not HeaderForm.JSON or body_bytes > FRAME_BYTES_MAX // 2:
+        return head_of(request.answer(0, _REMARK, write_header(answer)), body_bytes)
+    numbers = answer.next_begin_offset, answer.min_offset, answer.max_offset, answer.incarnation
+    header = _TEMPLATE % (*numbers, request.opaque)
+    return (len(header) + 4 + body_bytes).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+def _template() -> bytes:
+    frame = Frame(0, _PLACE).answer(0, _REMARK, write_header(PullAnswer(0, -1, -2, -3, -4)))
+    header = encode(frame)[8:].replace(str(_PLACE).encode(), b"%d")
+    for number in (b'"-1"', b'"-2"', b'"-3"', b'"-4"'):
+        header = header.replace(number, b'"%d"')
+    return header
+
+
+_TEMPLATE: Final = _template()
+
 
 COMMIT_OFFSET: Final = 1
 """System flag of a pull: its ``commit_offset`` is valid."""
@@ -229,3 +314,165 @@ class WaitingTasks:
         """Cancel what waits on a closed connection."""
         for task in tuple(self._tasks.get(connection, ())):
             task.cancel()
+
+
+class OffsetRequests:
+    """On the loop."""
+
+    def __init__(
+        self, offsets: Offsets, quota_of: Callable[[RemotingConnection, Frame], Quota], decoder: BodyDecoder
+    ) -> None:
+        self._offsets = offsets
+        self._quota_of = quota_of
+        self._decoder = decoder
+
+    async def query(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CONSUMER_OFFSET: a group without an offset starts a short queue at its begin, unless it asks not to."""
+        header = read_header(GroupQueueHeader, frame.fields)
+        found = await self._offsets.of_group(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            begins_short_queues=header.set_zero_if_not_found,
+        )
+        if found == NONE:
+            raise RequestError(
+                f"Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first: {header.consumer_group} has no "
+                "offset here",
+                AnswerCode.QUERY_NOT_FOUND,
+            )
+        return _offset(frame, found)
+
+    async def update(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """UPDATE_CONSUMER_OFFSET."""
+        header = read_header(UpdateOffsetHeader, frame.fields)
+        owner = self._quota_of(connection, frame).owner
+        await self._offsets.commit(owner, header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        return frame.answer()
+
+    async def fetch_many(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """FETCH_OFFSETS."""
+        wanted = FetchOffsets.decode(frame.body)
+        return frame.answer(body=FetchedOffsets(*self._offsets.fetch_many(wanted.group, wanted.queues)).encode())
+
+    async def commit_many(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """COMMIT_OFFSETS."""
+        wanted = CommitGroupOffsets.decode(frame.body)
+        owner = self._quota_of(connection, frame).owner
+        current = await self._offsets.commit_many(
+            owner, wanted.group, wanted.offsets, wanted.incarnation, rewind=wanted.rewind
+        )
+        return frame.answer(body=encode_committed(current))
+
+    async def commit_position(self, connection: RemotingConnection, frame: Frame) -> Frame:
+        """COMMIT_POSITION."""
+        wanted = await self._decoder.run(connection, frame, CommitPosition.decode, frame.body)
+        owner = self._quota_of(connection, frame).owner
+        reached = await self._offsets.commit_position(owner, wanted.group, wanted.position, wanted.topics)
+        return frame.answer(body=encode_reached(reached))
+
+    async def maximum(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_MAX_OFFSET."""
+        header = read_header(QueueHeader, frame.fields)
+        return _offset(frame, (await self._offsets.bounds(header.topic, header.queue_id))[1])
+
+    async def minimum(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_MIN_OFFSET."""
+        header = read_header(QueueHeader, frame.fields)
+        return _offset(frame, (await self._offsets.bounds(header.topic, header.queue_id))[0])
+
+    async def by_time(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """SEARCH_OFFSET_BY_TIMESTAMP."""
+        header = read_header(OffsetByTimeHeader, frame.fields)
+        return _offset(frame, await self._offsets.by_time(header.topic, header.queue_id, header.timestamp))
+
+    async def earliest_time(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_EARLIEST_MSG_STORETIME."""
+        header = read_header(QueueHeader, frame.fields)
+        found = await self._offsets.earliest_time(header.topic, header.queue_id)
+        return frame.answer(fields=write_header(TimestampAnswer(found)))
+
+
+def _offset(frame: Frame, offset: int) -> Frame:
+    return frame.answer(fields=write_header(OffsetAnswer(offset)))
+
+
+UNITS_MAX: Final = 4096
+
+
+"""Units of a queue in one answer."""
+
+
+class Progress:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, admin: Administration, clients: ClientTables) -> None:
+        self._broker = broker
+        self._admin = admin
+        self._clients = clients
+
+    async def clone(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """CLONE_GROUP_OFFSET: one topic's, or all; unless ``offline``, only of topics that the group subscribes to."""
+        header = read_header(CloneOffsetHeader, frame.fields)
+        group = self._clients.consumers(header.dest_group)
+        subscribed = group.subscriptions.keys() if group is not None and not header.offline else ()
+        await self._broker.offsets.clone(header.src_group, header.dest_group, header.topic, subscribed)
+        return frame.answer()
+
+    async def correction(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CORRECTION_OFFSET: the lowest offsets of all groups but some. RocketMQ deletes the offsets of these."""
+        header = read_header(CorrectionOffsetHeader, frame.fields)
+        self._broker.mastership.require_caught_up()
+        topic = self._broker.topics.require_seen(header.topic).name
+        left_out = frozenset(header.filter_groups.split(","))
+        lowest = await self._admin.read(self._broker.stats.lowest_offsets, topic, left_out, header.compare_group)
+        return frame.answer(body=CorrectionOffsets(lowest).encode())
+
+    async def units(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CONSUME_QUEUE."""
+        header = read_header(ConsumeQueueHeader, frame.fields)
+        self._broker.mastership.require_caught_up()
+        self._broker.topics.require_seen(header.topic)
+        if not 0 < header.count <= UNITS_MAX:
+            raise RequestError(f"count is {header.count}: 1 to {UNITS_MAX} units of a queue can be asked for")
+        group = self._clients.consumers(header.consumer_group) if header.consumer_group else None
+        subscription = None if group is None else group.subscriptions.get(header.topic)
+        wanted = None if subscription is None else await self._may_match(subscription)
+        return frame.answer(body=await self._admin.read(self._units, header, subscription, wanted))
+
+    async def _may_match(self, subscription: Subscription) -> Callable[[int], bool]:
+        """Whether a unit's tags code may be one of a wanted message: all that a queue tells."""
+        found = await self._broker.filters.of(subscription.kind, subscription.expression)
+        return (lambda _code: True) if found is None or found.codes is None else found.codes.__contains__
+
+    def _units(
+        self, header: ConsumeQueueHeader, subscription: Subscription | None, wanted: Callable[[int], bool] | None
+    ) -> bytes:
+        found = self._broker.stats.units(header.topic, header.queue_id, header.index, header.count)
+        if found is None:
+            raise RequestError(f"{header.queue_id}@{header.topic} is not exist!")
+        units = tuple(
+            ConsumeQueueData(one.offset, one.size, one.tags_code, eval=wanted is not None and wanted(one.tags_code))
+            for one in found.units
+        )
+        shown = None if subscription is None else data_of(subscription)
+        filter_data = _filter_data(header, subscription)
+        return ConsumeQueueBody(units, found.end, found.begin, shown, filter_data).encode()
+
+
+def _filter_data(header: ConsumeQueueHeader, subscription: Subscription | None) -> str:
+    """A group's condition as RocketMQ reports it, as JSON."""
+    if not header.consumer_group:
+        return ""
+    if subscription is None:
+        return f"{header.consumer_group}@{header.topic} is not online!"
+    if subscription.kind != SQL92:
+        return "null"
+    data = {
+        "clientVersion": subscription.version,
+        "consumerGroup": header.consumer_group,
+        "expression": subscription.expression,
+        "expressionType": subscription.kind,
+        "topic": header.topic,
+    }
+    return json.dumps(data, indent="\t")

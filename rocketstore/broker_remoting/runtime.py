@@ -1,10 +1,10 @@
-"""Requests of RocketMQ's tools to a running broker: for its figures, for its settings, to clean up."""
+"""Requests of RocketMQ's tools to a running broker: for its figures and statistics, for its settings, to clean up."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
@@ -15,18 +15,38 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.fastjson import dumps
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
+from rocketstore.broker.clients import ClientTables
 from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.mastership import broker_id, host_text
-from rocketstore.broker.statistics import Statistics
+from rocketstore.broker.statistics import GroupPosition, Statistics, check_queues
+from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.ha import proof
-from rocketstore.remoting.bodies.ha import HA_PORT, HaFacts, status_of
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import LOG_END, own_table
-from rocketstore.remoting.bodies.stats import BrokerStatsData, BrokerStatsItem
-from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.headers import AclVersionAnswer, StatsDataHeader, VersionAnswer, read_header, write_header
+from rocketstore.ha.log import PROOF, PROVE, answer_challenge
+from rocketstore.remoting.groups import (
+    BrokerStatsData,
+    BrokerStatsItem,
+    ConsumeOffset,
+    ConsumeStats,
+    ConsumeStatsList,
+    ConsumeTimeSpans,
+    QueueTimeSpan,
+    TopicOffset,
+    TopicStatsTable,
+)
+from rocketstore.remoting.headers import (
+    AclVersionAnswer,
+    BrokerConsumeStatsHeader,
+    ConsumeStatsHeader,
+    ConsumeTimeSpanHeader,
+    StatsDataHeader,
+    TopicHeader,
+    VersionAnswer,
+    read_header,
+    write_header,
+)
+from rocketstore.remoting.runtime import HA_PORT, LOG_END, HaFacts, own_table, status_of
+from rocketstore.remoting.topics import DataVersion, KVTable, MessageQueue
 from rocketstore.settings import properties_of
 
 _LOG: Final = logging.getLogger("rocketstore")
@@ -90,14 +110,14 @@ class RunningBroker:
         }
         # Nothing waits in a queue of its own for a thread: waiting requests are counted above, but not their time.
         here |= dict.fromkeys([f"{kind}ThreadPoolQueueHeadWaitTimeMills" for kind in ("send", "pull", "query")], "0")
-        return frame.answer(body=await self._admin.read(self._info, here, frame.fields.get(proof.PROVE, "")))
+        return frame.answer(body=await self._admin.read(self._info, here, frame.fields.get(PROVE, "")))
 
     def _info(self, here: dict[str, str], prove: str) -> bytes:
         """Waits for the file system and for the node's lock: on a read thread."""
         broker = self._broker
         log = broker.store.log
         if prove and isinstance(log, PlainCommitLog) and not broker.config.access.acl_enable:
-            here[proof.PROOF] = proof.answer(log, prove)
+            here[PROOF] = answer_challenge(log, prove)
         store, state, transactions, schedule, _ = broker.storage
         told = store.runtime_info() | state.runtime_info() | transactions.runtime_info() | schedule.runtime_info()
         view, conditions = broker.mastership.view(), broker.loop.conditions.now()
@@ -180,3 +200,96 @@ class RunningBroker:
         """UPDATE_AND_CREATE_ACL_CONFIG, DELETE_ACL_CONFIG, UPDATE_GLOBAL_WHITE_ADDRS_CONFIG."""
         reason = "access rules are a file on each broker, which is read again when it changes: edit that"
         raise RequestError(reason, AnswerCode.REQUEST_CODE_NOT_SUPPORTED)
+
+
+class StatsRequests:
+    """On the loop. ``get_tps`` is how many messages a second a group gets of a topic; for any thread."""
+
+    def __init__(
+        self, broker: Broker, admin: Administration, clients: ClientTables, get_tps: Callable[[str, str], float]
+    ) -> None:
+        self._broker = broker
+        self._get_tps = get_tps
+        self._admin = admin
+        self._clients = clients
+
+    async def of_topic(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_TOPIC_STATS_INFO."""
+        topic = self._broker.topics.require_seen(read_header(TopicHeader, frame.fields).topic)
+        self._broker.mastership.require_caught_up()
+        return frame.answer(body=await self._admin.read(self._topic_stats, topic))
+
+    async def of_group(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_CONSUME_STATS: for all topics in which the group has offsets, or for one."""
+        header = read_header(ConsumeStatsHeader, frame.fields)
+        self._broker.mastership.require_caught_up()
+        group = self._clients.consumers(header.consumer_group)
+        subscribed = frozenset(group.subscriptions) if group is not None else frozenset[str]()
+        return frame.answer(body=await self._admin.read(self._group_stats, header, subscribed))
+
+    async def of_all_groups(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GET_BROKER_CONSUME_STATS."""
+        header = read_header(BrokerConsumeStatsHeader, frame.fields)
+        self._broker.mastership.require_caught_up()
+        return frame.answer(body=await self._admin.read(self._all_stats, header.is_order))
+
+    async def time_spans(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """QUERY_CONSUME_TIME_SPAN."""
+        header = read_header(ConsumeTimeSpanHeader, frame.fields)
+        self._broker.mastership.require_caught_up()
+        topic = self._broker.topics.require_seen(header.topic)
+        return frame.answer(body=await self._admin.read(self._spans, topic, header.group))
+
+    # -- on a read thread ----------------------------------------------------------------------------------------------
+
+    def _topic_stats(self, topic: SeenTopic) -> bytes:
+        table = {
+            self._queue(topic.name, one.queue_id): TopicOffset(one.begin, one.end, one.last_ms)
+            for one in self._broker.stats.of_topic(topic)
+        }
+        return TopicStatsTable(table).encode()
+
+    def _group_stats(self, header: ConsumeStatsHeader, subscribed: Collection[str]) -> bytes:
+        group, topics = header.consumer_group, list[SeenTopic]()
+        if not header.topic:
+            topics = self._broker.stats.topics_of(group)
+        elif (named := self._broker.topics.seen(header.topic)) is not None:
+            topics = [named]
+        return self._stats(group, [one for one in topics if not subscribed or one.name in subscribed]).encode()
+
+    def _all_stats(self, only_ordered: bool) -> bytes:
+        stats = self._broker.stats
+        wanted = {
+            group: [one for one in stats.topics_of(group) if one.order or not only_ordered]
+            for group in self._broker.state.groups()
+        }
+        check_queues(sum(one.read_queues for topics in wanted.values() for one in topics))
+        found = {
+            group: tuple(self._stats(group, [one]) for one in topics) for group, topics in wanted.items() if topics
+        }
+        places = [place for several in found.values() for one in several for place in one.offset_table.values()]
+        behind = sum(place.broker_offset - place.consumer_offset for place in places)
+        listed = tuple({group: several} for group, several in found.items())
+        return ConsumeStatsList(listed, host_text(self._broker.store_host), behind).encode()
+
+    def _stats(self, group: str, topics: Collection[SeenTopic]) -> ConsumeStats:
+        table = self._table(self._broker.stats.of_group(group, topics))
+        return ConsumeStats(table, sum(self._get_tps(group, one.name) for one in topics))
+
+    def _spans(self, topic: SeenTopic, group: str) -> bytes:
+        spans = (
+            QueueTimeSpan(
+                self._queue(topic.name, one.queue_id), one.first_ms, one.last_ms, one.consumed_ms, one.delay_ms
+            )
+            for one in self._broker.stats.ages(group, topic)
+        )
+        return ConsumeTimeSpans(tuple(spans)).encode()
+
+    def _table(self, progress: Iterable[GroupPosition]) -> dict[MessageQueue, ConsumeOffset]:
+        return {
+            self._queue(one.topic, one.queue_id): ConsumeOffset(one.end, one.consumed, one.consumed_ms, one.given_out)
+            for one in progress
+        }
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._broker.config.name, queue_id)

@@ -1,10 +1,14 @@
-"""Sends over remoting: decoded here, stored by ``rocketstore.broker.sending``, and answered together by connection."""
+"""Sends over remoting: decoded here, stored by ``rocketstore.broker.sending``, and answered together by connection.
+
+There is a frame for every message, so the frames of sends are read and answered without the general machinery; those of
+any other shape are left to that. With timed messages: RECALL_MESSAGE of RocketMQ 5, and our LIST_TIMED.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from secrets import token_hex
 from typing import Final
@@ -13,16 +17,17 @@ from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.errors import DLedgerError
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode, RequestError
 from dledger.remoting.connection import Place, RemotingConnection
-from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from dledger.remoting.frame import FLAG_ONEWAY, Frame, HeaderForm, encode
 from dledger.rpc.loops import LoopCallback
 from dledger.types import ProducerBatch
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.mastership import host_address
-from rocketstore.broker.refusal import Refusal, kind_of
+from rocketstore.broker.refusal import Refusal, RefusalKind, kind_of
 from rocketstore.broker.sending import MessageSource, SendBatch
+from rocketstore.broker.timed.listing import TimedList, TimedListEntry, list_timed
 from rocketstore.broker.transactions.service import Resumptions
 from rocketstore.broker_remoting.access import OriginOf, RemotingAccess
-from rocketstore.broker_remoting.decoding import CODES, told_outcome
+from rocketstore.broker_remoting.requests import CODES, told_outcome
 from rocketstore.commit_log.replicated import status_of
 from rocketstore.message.batch import CorruptBatchError, expand_batch
 from rocketstore.message.checks import SEQUENCE_MAX, check_producer_name
@@ -41,17 +46,85 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import decode_properties
 from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.extensions import (
+    NumberedSend,
+    TimedMessageBody,
+    TimedMessagesBody,
+    decode_name,
+    encode_next,
+    encode_stored,
+)
 from rocketstore.remoting.headers import (
     EndTransactionHeader,
+    ListTimedHeader,
+    RecallAnswer,
+    RecallHeader,
     ResumeCheckHeader,
     SendAnswer,
     SendHeader,
     read_header,
     write_header,
 )
-from rocketstore.remoting.numbered_sends import NumberedSend, decode_name, encode_next, encode_stored
-from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
+
+_SHORT: Final = ("a", "b", "c", "d", "e", "f", "g", "h")
+_LONG: Final = (
+    "producerGroup",
+    "topic",
+    "defaultTopic",
+    "defaultTopicQueueNums",
+    "queueId",
+    "sysFlag",
+    "bornTimestamp",
+    "flag",
+)
+_SHORT_REST: Final = ("i", "j", "k", "l", "m")
+_LONG_REST: Final = ("properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch")
+_PLACE: Final = 2_000_000_001
+"""Stands for a number in a template; no answer has it for its own."""
+
+
+def read_send(fields: Mapping[str, str], *, short: bool) -> SendHeader:
+    """As ``read_header``. Raises ``RequestError``."""
+    names = _SHORT if short else _LONG
+    try:
+        group, topic, default_topic, queues, queue_id, sys_flag, born, flag = map(fields.__getitem__, names)
+        numbers = int(queues), int(queue_id), int(sys_flag), int(born), int(flag)
+        properties, times, unit, most, batch = map(fields.get, _SHORT_REST if short else _LONG_REST)
+        return SendHeader(
+            group,
+            topic,
+            default_topic,
+            *numbers,
+            properties or "",
+            int(times) if times else 0,
+            (unit or "").lower() == "true",
+            int(most) if most else -1,
+            (batch or "").lower() == "true",
+        )
+    except (KeyError, ValueError):
+        return read_header(SendHeader, fields, short=short)
+
+
+class StoredAnswers:
+    """Answers to messages that are stored; ``others`` are fields that all of them have."""
+
+    def __init__(self, others: Mapping[str, str]) -> None:
+        self._others = dict(others)
+        frame = Frame(0, 0).answer(fields=self._fields("%s", -1, -2))._replace(opaque=_PLACE)
+        header = encode(frame)[8:].replace(b"%s", b"%b").replace(b'"-1"', b'"%d"').replace(b'"-2"', b'"%d"')
+        self._header = header.replace(str(_PLACE).encode(), b"%d")
+
+    def encode(self, request: Frame, message_id: str, queue_id: int, queue_offset: int) -> bytes:
+        """The whole frame."""
+        if request.form is not HeaderForm.JSON:
+            return encode(request.answer(fields=self._fields(message_id, queue_id, queue_offset)))
+        header = self._header % (message_id.encode(), queue_id, queue_offset, request.opaque)
+        return (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+    def _fields(self, message_id: str, queue_id: int, queue_offset: int) -> dict[str, str]:
+        return write_header(SendAnswer(message_id, queue_id, queue_offset)) | self._others
+
 
 ANSWER_S_MAX: Final = 2.5
 """Clients hang up after 3 s, and lose what else is under way: a slow send is answered before."""
@@ -380,3 +453,58 @@ class RemotingTransactions:
         """RESUME_CHECK_HALF_MESSAGE: begin a transaction again that was given up, once for each master."""
         await self._resumptions.resume(read_header(ResumeCheckHeader, frame.fields).msg_id)
         return frame.answer()
+
+
+_FINAL: Final = (RefusalKind.INVALID, RefusalKind.NO_MESSAGE)
+
+
+class RemotingTimed:
+    """On the loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def recall(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """RECALL_MESSAGE."""
+        header = read_header(RecallHeader, frame.fields)
+        try:
+            message_id = await self._broker.timed.recall(header.topic, header.recall_handle)
+        except Refusal as error:
+            if error.kind not in _FINAL:
+                raise
+            return frame.answer(AnswerCode.ILLEGAL_OPERATION, str(error))
+        return frame.answer(fields=write_header(RecallAnswer(message_id)))
+
+    async def list(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """LIST_TIMED."""
+        broker, header = self._broker, read_header(ListTimedHeader, frame.fields)
+        broker.mastership.require_caught_up()
+        found: TimedList = await broker.loop.readers.run(
+            list_timed,
+            broker.store,
+            broker.state,
+            broker.config.name,
+            topic=header.topic,
+            key=header.key,
+            begin=(header.from_ms, header.from_offset),
+            count=header.count,
+        )
+        counts = await broker.loop.readers.run(broker.timed.counts)
+        messages = tuple(map(_body, found.messages))
+        next_ = (found.next_ms, found.next_offset)
+        body = TimedMessagesBody(messages, *next_, counts.open, counts.late, counts.next_due_ms)
+        return frame.answer(body=body.encode())
+
+
+def _body(found: TimedListEntry) -> TimedMessageBody:
+    return TimedMessageBody(
+        found.topic,
+        found.queue_id,
+        found.due_ms,
+        found.message_id,
+        found.keys,
+        found.tags,
+        found.size,
+        found.born_ms,
+        found.handle,
+    )

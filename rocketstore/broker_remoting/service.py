@@ -19,26 +19,21 @@ from rocketstore.broker.broker import Broker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.statistics import Statistics
 from rocketstore.broker_remoting.access import RemotingAccess
-from rocketstore.broker_remoting.administration import Administration, SlaveSource
-from rocketstore.broker_remoting.calls import ClientCalls
-from rocketstore.broker_remoting.connected import Connected
-from rocketstore.broker_remoting.decoding import BodyDecoder, refusal_of
+from rocketstore.broker_remoting.administration import (
+    Administration,
+    GroupAdministration,
+    Queries,
+    Routes,
+    SlaveSource,
+    TopicRequests,
+)
+from rocketstore.broker_remoting.clients import ClientCalls, Connected, MemberRequests, RemotingLink, Replies
 from rocketstore.broker_remoting.forwarding import FORWARDED, Forwarding
-from rocketstore.broker_remoting.groups import GroupAdministration
-from rocketstore.broker_remoting.links import RemotingLink
-from rocketstore.broker_remoting.members import MemberRequests
-from rocketstore.broker_remoting.offsets import OffsetRequests
 from rocketstore.broker_remoting.pops import RemotingPops
-from rocketstore.broker_remoting.progress import Progress
-from rocketstore.broker_remoting.pulls import RemotingPulls
-from rocketstore.broker_remoting.queries import Queries
-from rocketstore.broker_remoting.replies import Replies
-from rocketstore.broker_remoting.requests import RECORDS
-from rocketstore.broker_remoting.runtime import RunningBroker
-from rocketstore.broker_remoting.sends import RemotingSends, RemotingTransactions
-from rocketstore.broker_remoting.stats import StatsRequests
-from rocketstore.broker_remoting.timed import RemotingTimed
-from rocketstore.broker_remoting.topics import Routes, TopicRequests
+from rocketstore.broker_remoting.pulls import OffsetRequests, Progress, RemotingPulls
+from rocketstore.broker_remoting.requests import RECORDS, BodyDecoder, refusal_of
+from rocketstore.broker_remoting.runtime import RunningBroker, StatsRequests
+from rocketstore.broker_remoting.sends import RemotingSends, RemotingTimed, RemotingTransactions
 from rocketstore.remoting.codes import OwnCode, RequestCode
 
 RECEIVE_BYTES_MAX: Final = 16 * FRAME_BYTES_MAX

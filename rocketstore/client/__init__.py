@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         QueueRange,
         TopicInfo,
     )
-    from rocketstore.client.aio.consumer_options import ConsumerOptions
+    from rocketstore.client.aio.consumer_options import ConsumerOptions, Sql
     from rocketstore.client.aio.errors import (
         BadAnswerError,
         BrokerBusyError,
@@ -38,31 +38,26 @@ if TYPE_CHECKING:
         NumberOutOfOrderError,
         OffsetOutOfRangeError,
         PartlySentError,
+        PreparedMessage,
         ProducerForgottenError,
         RefusedError,
         RequestNotKnownError,
         SendQueueFullError,
-        TimedOutError,
-        UnreadableBodyError,
-    )
-    from rocketstore.client.aio.expressions import Sql
-    from rocketstore.client.aio.pending import PipelineLimits
-    from rocketstore.client.aio.popped import PoppedMessage
-    from rocketstore.client.aio.producer import ProducerOptions
-    from rocketstore.client.aio.received import ConsumedMessage
-    from rocketstore.client.aio.results import (
-        PreparedMessage,
         SendResult,
         SendStatus,
+        TimedOutError,
         TransactionResult,
         TransactionState,
+        UnreadableBodyError,
     )
+    from rocketstore.client.aio.outgoing import PipelineLimits
+    from rocketstore.client.aio.producer import ProducerOptions
+    from rocketstore.client.aio.received import ConsumedMessage, PoppedMessage
     from rocketstore.client.aio.simple_consumer import SimpleOptions
     from rocketstore.client.blocking import Admin, NumberedProducer, Producer, Transaction
-    from rocketstore.client.blocking_consumer import Consumer
-    from rocketstore.client.blocking_simple_consumer import SimpleConsumer
+    from rocketstore.client.blocking_consumer import Consumer, SimpleConsumer
     from rocketstore.message.message import Message
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
 
 __all__ = [
     "Admin",
@@ -146,7 +141,7 @@ __getattr__ = late_names(
         "ForbiddenError": "rocketstore.client.aio.errors",
         "GroupInfo": "rocketstore.client.aio.admin_records",
         "Message": "rocketstore.message.message",
-        "MessageQueue": "rocketstore.remoting.bodies.queues",
+        "MessageQueue": "rocketstore.remoting.topics",
         "MessageRefusedError": "rocketstore.client.aio.errors",
         "NoQueueError": "rocketstore.client.aio.errors",
         "NotFoundError": "rocketstore.client.aio.errors",
@@ -155,9 +150,9 @@ __getattr__ = late_names(
         "NumberedProducer": "rocketstore.client.blocking",
         "OffsetOutOfRangeError": "rocketstore.client.aio.errors",
         "PartlySentError": "rocketstore.client.aio.errors",
-        "PipelineLimits": "rocketstore.client.aio.pending",
-        "PoppedMessage": "rocketstore.client.aio.popped",
-        "PreparedMessage": "rocketstore.client.aio.results",
+        "PipelineLimits": "rocketstore.client.aio.outgoing",
+        "PoppedMessage": "rocketstore.client.aio.received",
+        "PreparedMessage": "rocketstore.client.aio.errors",
         "Producer": "rocketstore.client.blocking",
         "ProducerForgottenError": "rocketstore.client.aio.errors",
         "ProducerOptions": "rocketstore.client.aio.producer",
@@ -167,18 +162,18 @@ __getattr__ = late_names(
         "RequestMode": "rocketstore.types",
         "RequestNotKnownError": "rocketstore.client.aio.errors",
         "SendQueueFullError": "rocketstore.client.aio.errors",
-        "SendResult": "rocketstore.client.aio.results",
-        "SendStatus": "rocketstore.client.aio.results",
-        "SimpleConsumer": "rocketstore.client.blocking_simple_consumer",
+        "SendResult": "rocketstore.client.aio.errors",
+        "SendStatus": "rocketstore.client.aio.errors",
+        "SimpleConsumer": "rocketstore.client.blocking_consumer",
         "SimpleOptions": "rocketstore.client.aio.simple_consumer",
-        "Sql": "rocketstore.client.aio.expressions",
+        "Sql": "rocketstore.client.aio.consumer_options",
         "TimedOutError": "rocketstore.client.aio.errors",
         "TlsError": "dledger.errors",
         "TlsFiles": "dledger.client.shared",
         "TopicInfo": "rocketstore.client.aio.admin_records",
         "Transaction": "rocketstore.client.blocking",
-        "TransactionResult": "rocketstore.client.aio.results",
-        "TransactionState": "rocketstore.client.aio.results",
+        "TransactionResult": "rocketstore.client.aio.errors",
+        "TransactionState": "rocketstore.client.aio.errors",
         "UnreadableBodyError": "rocketstore.client.aio.errors",
     },
 )

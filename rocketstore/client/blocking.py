@@ -16,18 +16,29 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
 from dledger.client.loop_runner import mind_forks
 from rocketstore.client.aio import admin as aio_admin
-from rocketstore.client.aio import numbered_producer as aio_numbered
+from rocketstore.client.aio import producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
-from rocketstore.client.aio.admin_messages import FOREVER_MS
-from rocketstore.client.aio.errors import ClientClosedError, ClientError
-from rocketstore.client.aio.futures import BatchedFuture, begin, leave_behind, settle
-from rocketstore.client.aio.outgoing import OutgoingMessage
-from rocketstore.client.aio.pending import in_another_process
+from rocketstore.client.aio.admin_messages import FOREVER_MS, Page
+from rocketstore.client.aio.errors import (
+    ClientClosedError,
+    ClientError,
+    PreparedMessage,
+    SendResult,
+    TransactionResult,
+    TransactionState,
+)
+from rocketstore.client.aio.outgoing import (
+    BatchedFuture,
+    OutgoingMessage,
+    begin,
+    in_another_process,
+    leave_behind,
+    settle,
+)
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
-from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
 from rocketstore.client.aio.timed import TimedMessages
-from rocketstore.client.aio.transactions import checked_state
+from rocketstore.client.aio.transactions import Check, checked_state
 from rocketstore.client.loop_thread import BlockingClient, ClientThread
 from rocketstore.message.trace import TRACE_TOPIC
 
@@ -46,13 +57,11 @@ if TYPE_CHECKING:
         Traced,
     )
     from rocketstore.client.aio.admin_requests import Start
-    from rocketstore.client.aio.expressions import Sql
-    from rocketstore.client.aio.messages_by_time import Page
+    from rocketstore.client.aio.consumer_options import Sql
     from rocketstore.client.aio.routes import RoutedBroker
-    from rocketstore.client.aio.transactions import Check
     from rocketstore.message.message import Message
-    from rocketstore.remoting.bodies.clients import ClientConnection, ProducerInfo
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.groups import ClientConnection, ProducerInfo
+    from rocketstore.remoting.topics import MessageQueue
 
 HANDED_OVER_MAX: Final = 1024
 """Messages that are on their way to the clients' thread."""

@@ -36,10 +36,18 @@ from dledger.store.verify import VerifiedNode
 from rocketstore.commit_log.base_log import read_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
-from rocketstore.export.queues import NextOffsets, stored_ends, without_messages, write_expired
-from rocketstore.export.source import LogPiece, read_log
-from rocketstore.export.state import StateRecords, tables_of
+from rocketstore.export.directories import (
+    HalfPlaces,
+    LogPiece,
+    NextOffsets,
+    PlainLogWriter,
+    StateRecords,
+    read_log,
+    stored_ends,
+    tables_of,
+    without_messages,
+    write_expired,
+)
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, DelayLevels
 from rocketstore.message.record import HEAD, HOST_V6_FLAGS, PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT
 from rocketstore.state.applier import BrokerSnapshot, write_snapshot

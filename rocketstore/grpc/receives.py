@@ -28,8 +28,7 @@ from rocketstore.broker.popping.requests import (
 from rocketstore.broker.popping.service import ACKS_MAX
 from rocketstore.broker.reading import SQL92, TAG
 from rocketstore.broker.refusal import Refusal
-from rocketstore.grpc.calls import GatewayCall, name_of
-from rocketstore.grpc.codes import OK, RejectedError
+from rocketstore.grpc.calls import OK, GatewayCall, RejectedError, name_of
 from rocketstore.grpc.messages import REPACKED_BYTES_MAX, is_compressed, set_ms, to_client
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.routes import RouteCalls

@@ -20,8 +20,7 @@ from rocketstore.broker.clients import CLIENT_ID_CHARS_MAX, ConsumingClient, Hal
 from rocketstore.broker.groups import Groups
 from rocketstore.broker.permissions import PUB, topic_need
 from rocketstore.broker.refusal import Refusal
-from rocketstore.grpc.calls import GatewayCall, name_of
-from rocketstore.grpc.codes import RejectedError
+from rocketstore.grpc.calls import GatewayCall, RejectedError, name_of
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.types import ConsumeType

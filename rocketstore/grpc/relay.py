@@ -23,8 +23,7 @@ from dledger.remoting.server import Handler
 from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.mastership import GroupView
-from rocketstore.grpc.calls import CallHeaders, GatewayCall, Via
-from rocketstore.grpc.codes import RejectedError
+from rocketstore.grpc.calls import CallHeaders, GatewayCall, RejectedError, Via
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.remoting.codes import MemberCode
 

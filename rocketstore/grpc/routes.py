@@ -1,22 +1,142 @@
-"""QueryRoute: the queues of a topic, and where a client shall make its calls."""
+"""QueryRoute: the queues of a topic, and where a client shall make its calls.
+
+Clients that ask at one group reach the queues of others directly: their routes name those groups' own addresses, as the
+name servers say. Left out are brokers that serve no clients over gRPC, such as RocketMQ's own.
+
+A route names the addresses that the client asked at. One that leads to a member that is down is left out, so that a
+client whose connection was lost opens its stream of commands at another one; if all are down, none is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from dledger.access.addresses import parse_address as parse_ip
+from dledger.remoting.client import RemotingClient, UnreachableError
+from dledger.remoting.codes import AnswerCode, FrameError, RequestError
+from dledger.remoting.connection import DisconnectedError, RemotingConnection, TooManyCallsError
+from dledger.remoting.frame import Frame
 from dledger.values import address_text, parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE
-from rocketstore.grpc.calls import GatewayCall, name_of
-from rocketstore.grpc.codes import OK, RejectedError
-from rocketstore.grpc.other_groups import OtherGroups
+from rocketstore.grpc.calls import OK, GatewayCall, RejectedError, name_of
 from rocketstore.message.checks import check_client_topic
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
+from rocketstore.remoting.codes import MemberCode, RequestCode
+from rocketstore.remoting.headers import RouteHeader, write_header
+from rocketstore.remoting.topics import TopicRouteData
 from rocketstore.types import MessageType
+
+KEPT_S: Final = 10.0
+"""How long a route is good for; clients ask every 30 s."""
+ASK_S_MAX: Final = 1.0
+"""How long a name server, or a broker, may take: a route without it is better than none."""
+TOPICS_MAX: Final = 4096
+BROKERS_MAX: Final = 64
+"""Of one topic's route."""
+ADDRESS: Final = "grpcAddress"
+_FAILURES: Final = (UnreachableError, DisconnectedError, TooManyCallsError, FrameError, TimeoutError)
+
+
+class OtherPlace(NamedTuple):
+    """A topic at another broker, and where that serves clients over gRPC."""
+
+    topic: SeenTopic
+    broker: str
+    addresses: tuple[str, ...]
+
+
+class OtherGroups:
+    """On the loop."""
+
+    def __init__(
+        self, own_name: str, name_servers: Sequence[str], to_name_servers: RemotingClient, to_brokers: RemotingClient
+    ) -> None:
+        self._own_name = own_name
+        self._name_servers = name_servers
+        self._to_name_servers = to_name_servers
+        self._to_brokers = to_brokers
+        self._routes: OrderedDict[str, tuple[float, asyncio.Task[tuple[OtherPlace, ...]]]] = OrderedDict()
+        self._where: dict[str, tuple[float, str]] = {}  # by a broker's address
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        tasks = [task for _, task in self._routes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def places(self, topic: str) -> tuple[OtherPlace, ...]:
+        """Where else the topic is, as far as that can be found out soon."""
+        if not self._name_servers:
+            return ()
+        loop = asyncio.get_running_loop()
+        known = self._routes.get(topic)
+        if known is None or (known[0] < loop.time() - KEPT_S and known[1].done()):
+            self._routes.pop(topic, None)
+            if len(self._routes) >= TOPICS_MAX:
+                _, (_, oldest) = self._routes.popitem(last=False)
+                oldest.cancel()
+            known = self._routes[topic] = loop.time(), loop.create_task(self._ask(topic))
+        try:
+            return await asyncio.shield(known[1])
+        except asyncio.CancelledError:
+            if known[1].cancelled():  # it was pushed out by many other topics
+                return ()
+            raise
+
+    async def _ask(self, topic: str) -> tuple[OtherPlace, ...]:
+        route = await self._route(topic)
+        if route is None:
+            return ()
+        addresses = {one.broker_name: one.broker_addrs for one in route.broker_datas[:BROKERS_MAX]}
+        found: list[OtherPlace] = []
+        for one in route.queue_datas[:BROKERS_MAX]:
+            if one.broker_name == self._own_name or one.broker_name not in addresses:
+                continue
+            where = await self._addresses(addresses[one.broker_name])
+            if where:
+                seen = SeenTopic(topic, one.read_queue_nums, one.write_queue_nums, one.perm)
+                found.append(OtherPlace(seen, one.broker_name, where))
+        return tuple(found)
+
+    async def _route(self, topic: str) -> TopicRouteData | None:
+        """Of the first name server that answers; None: none does, or knows the topic."""
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, write_header(RouteHeader(topic)))
+        for address in self._name_servers:
+            try:
+                answer = await self._to_name_servers.call(address, request, ASK_S_MAX)
+                return TopicRouteData.decode(answer.body) if answer.code == AnswerCode.SUCCESS else None
+            except (*_FAILURES, RequestError):
+                continue
+        return None
+
+    async def _addresses(self, brokers: Mapping[int, str]) -> tuple[str, ...]:
+        found = await asyncio.gather(*(self._address(one) for one in list(brokers.values())[:BROKERS_MAX]))
+        return tuple(sorted(filter(None, found)))
+
+    async def _address(self, broker: str) -> str:
+        """Where one broker serves clients over gRPC; empty: nowhere, or it does not answer."""
+        now = asyncio.get_running_loop().time()
+        at, where = self._where.get(broker, (now - KEPT_S, ""))
+        if at > now - KEPT_S:
+            return where
+        try:
+            answer = await self._to_brokers.call(broker, Frame(MemberCode.GATEWAY_WHERE, 0), ASK_S_MAX)
+            where = answer.fields.get(ADDRESS, "") if answer.code == AnswerCode.SUCCESS else ""
+        except _FAILURES:
+            where = ""
+        if len(self._where) >= TOPICS_MAX:
+            self._where.clear()
+        self._where[broker] = now, where
+        return where
+
 
 MASTER_ID: Final = 0
 """Clients send to brokers of this number only; whichever member they reach passes on what is the leader's."""
@@ -145,3 +265,89 @@ def scheme_of(host: str) -> pb.AddressScheme:
         return pb.IPv4 if parse_ip(host).version == 4 else pb.IPv6
     except ValueError:
         return pb.DOMAIN_NAME
+
+
+_log = logging.getLogger(__name__)
+ASK_INTERVAL_S: Final = 2.0
+_MEMBER_ANSWER_S_MAX: Final = 1.5
+SILENT_S_MAX: Final = 10.0
+"""A member that has not answered for this long is down."""
+
+
+class _Seen(NamedTuple):
+    """A member that has answered once: where it serves, by its name and by its IP address, and when it last did."""
+
+    address: str
+    all_addresses: frozenset[str]
+    at: float
+
+
+class Presence:
+    """On the loop."""
+
+    def __init__(self, broker: Broker, client: RemotingClient) -> None:
+        self._broker = broker
+        self._client = client
+        self._seen: dict[str, _Seen] = {}  # by node id
+        self._task: asyncio.Task[None] | None = None
+        self._now = asyncio.get_running_loop().time
+        self.own_address: Callable[[], str] = str
+        """Where this member serves clients over gRPC; empty: nowhere."""
+
+    def start(self) -> None:
+        """Ask the members of a group from now on."""
+        if self._broker.store.log.is_replicated:
+            self._task = asyncio.get_running_loop().create_task(self._ask_for_ever())
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def serving(self) -> dict[str, str]:
+        """The addresses of members that serve, by node id."""
+        now = self._now()
+        found = {node: one.address for node, one in self._seen.items() if not self._is_silent(node, one, now)}
+        own = self.own_address()
+        return found | ({self._broker.config.node_id: own} if own else {})
+
+    def down(self) -> frozenset[str]:
+        """The addresses of members that do not serve any more, in every form."""
+        now = self._now()
+        silent = [one.all_addresses for node, one in self._seen.items() if self._is_silent(node, one, now)]
+        return frozenset[str]().union(*silent) - {self.own_address()}
+
+    def _is_silent(self, node: str, one: _Seen, now: float) -> bool:
+        return now - one.at > SILENT_S_MAX or node not in self._broker.mastership.view().members
+
+    async def answer(self, _: RemotingConnection, frame: Frame) -> Frame:
+        """GATEWAY_WHERE: another member asks."""
+        return frame.answer(fields={ADDRESS: self.own_address()})
+
+    async def _ask_for_ever(self) -> None:
+        while True:
+            try:
+                await self._ask_all()
+            except Exception:  # noqa: BLE001  # what was known stays; without this task it would never change again
+                _log.exception("the group's members cannot be asked where they serve RocketMQ 5's clients; retrying")
+            await asyncio.sleep(ASK_INTERVAL_S)
+
+    async def _ask_all(self) -> None:
+        members, own = self._broker.mastership.view().members, self._broker.config.node_id
+        others = {node: address for node, address in members.items() if address and node != own}
+        await asyncio.gather(*(self._ask(node, address) for node, address in others.items()))
+
+    async def _ask(self, node: str, address: str) -> None:
+        try:
+            async with asyncio.timeout(_MEMBER_ANSWER_S_MAX):
+                connection = await self._client.connection(address, _MEMBER_ANSWER_S_MAX)
+                answer = await connection.call(Frame(MemberCode.GATEWAY_WHERE, 0), _MEMBER_ANSWER_S_MAX)
+        except (UnreachableError, DisconnectedError, TooManyCallsError, FrameError, TimeoutError):
+            return
+        where = answer.fields.get(ADDRESS, "")
+        if answer.code != AnswerCode.SUCCESS or not where:
+            return
+        port = parse_address(where)[1]
+        forms = frozenset({where, address_text(connection.place.host, port)})
+        self._seen[node] = _Seen(where, forms, self._now())

@@ -26,18 +26,24 @@ from rocketstore.broker.broker import Broker
 from rocketstore.broker.permissions import Need, Operation, has, needs
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.statistics import ServiceCounters
-from rocketstore.grpc.access import GatewayAccess
-from rocketstore.grpc.calls import SPARE_S, CallHeaders, CallPlace, GatewayCall, Method
-from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
-from rocketstore.grpc.other_groups import OtherGroups
-from rocketstore.grpc.presence import Presence
+from rocketstore.grpc.calls import (
+    ANSWERED,
+    SPARE_S,
+    CallHeaders,
+    CallPlace,
+    GatewayAccess,
+    GatewayCall,
+    Method,
+    RejectedError,
+    is_limit,
+    status_of,
+)
 from rocketstore.grpc.receives import Receives, consuming, receive_needs, returned
 from rocketstore.grpc.registry import Registry
 from rocketstore.grpc.relay import LOOK_INTERVAL_S, MovedError, PassedCall, Relay
-from rocketstore.grpc.routes import AccessPoints, RouteCalls
-from rocketstore.grpc.sends import Recalls, Sends
+from rocketstore.grpc.routes import AccessPoints, OtherGroups, Presence, RouteCalls
+from rocketstore.grpc.sends import Recalls, Sends, TransactionCalls
 from rocketstore.grpc.telemetry import Telemetry
-from rocketstore.grpc.transactions import TransactionCalls
 from rocketstore.pb import definition_pb2 as pb
 from rocketstore.pb import service_pb2 as pbs
 from rocketstore.remoting.codes import MemberCode

@@ -26,8 +26,7 @@ from dledger.records import record
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.listening import Acceptor, Arrival, stop_serving
 from dledger.values import address_text
-from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
-from rocketstore.ha.tail import tail_of
+from rocketstore.ha.log import HaIdentity, HaLog, HaPace, tail_of
 from rocketstore.ha.waits import UNNAMED, ReplicaWaits
 from rocketstore.ha.wire import (
     FRAME,

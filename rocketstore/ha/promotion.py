@@ -1,16 +1,25 @@
 """Whether a slave may become the master: what a person would look at before. Pure; ``dledger ha`` asks around.
 
 Each check that fails has a name for the loss it is about, and anyone who promotes nevertheless must give it.
+
+Two files of the store keep what must outlast a restart: ``EpochFile`` counts how often the log has changed its master
+(an old one that comes back is known by its lower number), and ``SlaveMemory`` holds what a slave knew of its master,
+to tell what is lost with it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
-from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+from dledger.errors import CorruptLogError
+from dledger.records import record
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, replace_durably
+from rocketstore.remoting.runtime import NEVER, HaFacts
 
 CONTACT_MS_MAX: Final = 600_000
 """After so long without a word of the master, nobody can say what it has taken since."""
@@ -148,3 +157,102 @@ def _span(span_ms: int) -> str:
         return f"{span_ms / 1000:.1f} s"
     minutes = span_ms // 60_000
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
+
+
+EPOCH_FILE: Final = "haEpoch.json"
+_MASTER: Final = "master"
+_SLAVE: Final = "slave"
+
+
+class EpochFile:
+    """The number, and where its master began. Not thread-safe."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        """Raises ``CorruptLogError``, ``OSError``."""
+        self._fs = fs
+        self._path = directory / EPOCH_FILE
+        self.now = 0
+        """The number; 0 before the first master."""
+        self.begin_offset = -1
+        """Where this broker began as master of that number; -1: it did not, or it is not known."""
+        self._role = ""
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            found = json.loads(self._path.read_bytes())
+            epoch, begin, role = found["epoch"], found.get("begin", -1), found.get("role", "")
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError):
+            epoch, begin, role = -1, -1, ""
+        if type(epoch) is not int or epoch < 0 or type(begin) is not int or role not in ("", _MASTER, _SLAVE):
+            advice = "Restore it from a copy, or remove it if no other broker has this log"
+            raise CorruptLogError(self._path, 0, "it does not hold an epoch", advice)
+        self.now, self.begin_offset, self._role = epoch, begin, role
+
+    def begin(self, offset: int) -> None:
+        """A master starts, whose log ends at ``offset``. Raises ``OSError``."""
+        if self._role != _MASTER:
+            self._write(self.now + 1, offset, _MASTER)
+
+    def follow(self, epoch: int) -> None:
+        """Keep the master's; never a lower one. Raises ``OSError``."""
+        if epoch > self.now or self._role != _SLAVE:
+            self._write(max(epoch, self.now), -1, _SLAVE)
+
+    def _write(self, epoch: int, begin: int, role: str) -> None:
+        make_dirs_durably(self._fs, self._path.parent)
+        keep_private(self._path.parent)
+        content = json.dumps({"epoch": epoch, "begin": begin, "role": role})
+        replace_durably(self._fs, self._path, content.encode())
+        self.now, self.begin_offset, self._role = epoch, begin, role
+
+
+MEMORY_FILE: Final = "haMaster.json"
+
+
+@record(frozen=True, slots=True)
+class KnownMaster:
+    """The master that a slave followed last. Times are Unix time in ms; 0: never."""
+
+    address: str = ""
+    """For slaves."""
+    end: int = 0
+    """The end of its log, as far as it was heard."""
+    own_end: int = 0
+    """The end of the slave's log, when this was written."""
+    heard_ms: int = 0
+    """When it last said anything."""
+    complete_ms: int = 0
+    """When the slave last had everything that the master was known to have."""
+
+
+class SlaveMemory:
+    """The file."""
+
+    def __init__(self, fs: FileSystem, config_dir: Path) -> None:
+        self._fs = fs
+        self._path = config_dir / MEMORY_FILE
+
+    def read(self) -> KnownMaster:
+        """Empty if there is none. Raises ``CorruptLogError``, ``OSError``."""
+        try:
+            found = json.loads(self._path.read_bytes())
+            known = KnownMaster(**{one.name: found[one.name] for one in fields(KnownMaster)})
+        except FileNotFoundError:
+            return KnownMaster()
+        except (ValueError, KeyError, TypeError) as error:
+            advice = "Remove it: it is only needed to say what a promotion of this slave would lose"
+            raise CorruptLogError(self._path, 0, "it does not say which master this slave had", advice) from error
+        wanted = {"int": int, "str": str}
+        if any(type(getattr(known, one.name)) is not wanted[str(one.type)] for one in fields(KnownMaster)):
+            advice = "Remove it: it is only needed to say what a promotion of this slave would lose"
+            raise CorruptLogError(self._path, 0, "it has values of other types", advice)
+        return known
+
+    def write(self, known: KnownMaster) -> None:
+        """Replace it. Raises ``OSError``."""
+        make_dirs_durably(self._fs, self._path.parent)
+        keep_private(self._path.parent)
+        replace_durably(self._fs, self._path, json.dumps(asdict(known)).encode())

@@ -1,7 +1,8 @@
 """The slave's side: fetches the master's log, verifies it, and says how far it has it. See ``rocketstore.ha.wire``.
 
 Everything runs on the event loop of replication. The slave reports as soon as it is connected (RocketMQ's waits for
-five seconds), and acknowledges only whole, sound records, once they are as durable as ``flush_disk_type`` wants it.
+five seconds), and acknowledges only whole, sound records, once they are as durable as ``flush_disk_type`` wants it: the
+beginning of a record waits in memory for the rest (RocketMQ's slave writes and acknowledges half records).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 from dledger.clock import Clock
 from dledger.conditions import ConditionKind, Conditions
@@ -20,12 +21,8 @@ from dledger.records import record
 from dledger.rpc import loops, tls
 from dledger.rpc.loops import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
-from rocketstore.ha.epoch import EpochFile
-from rocketstore.ha.inbox import Inbox
-from rocketstore.ha.memory import KnownMaster, SlaveMemory
-from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
-from rocketstore.ha.received import ReceivedLog
-from rocketstore.ha.tail import tail_of
+from rocketstore.ha.log import HaIdentity, HaLog, HaPace, tail_of
+from rocketstore.ha.promotion import EpochFile, KnownMaster, SlaveMemory
 from rocketstore.ha.wire import (
     GREETING,
     REPORT,
@@ -38,8 +35,170 @@ from rocketstore.ha.wire import (
     SlaveVerdict,
     SlaveWords,
 )
+from rocketstore.message.columns import RecordColumns, read_sound_records
 from rocketstore.message.message import DelayLevels
+from rocketstore.message.record import BLANK
+from rocketstore.message.scan import RecordScanOutcome
 from rocketstore.types import PutMessageStatus
+
+ROOM_BYTES: Final = 1024 * 1024
+"""The most that is received before some of it is taken."""
+
+
+class Inbox(asyncio.BufferedProtocol):
+    """One connection's."""
+
+    def __init__(self) -> None:
+        self._room = memoryview(bytearray(ROOM_BYTES))
+        self._filled = 0
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is established."""
+        self._transport = cast("asyncio.Transport", transport)  # of a stream, as asked for
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # as asyncio has it
+        """Where the next bytes go; not called while there is no room."""
+        return self._room[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many have come."""
+        self._filled += nbytes
+        if self._filled == len(self._room) and self._transport is not None:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        """Nothing more comes."""
+        self._end(None)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._end(exc)
+
+    async def wait(self) -> None:
+        """Return once there is something to take. Raises ``EOFError`` or ``OSError``: there is nothing, for ever."""
+        while not self._filled:
+            if self._has_ended:
+                raise self._error or EOFError("it closed the connection")
+            self._news.clear()
+            await self._news.wait()
+
+    def take(self) -> memoryview:
+        """Everything that has come; valid until the next step of the event loop."""
+        data = self._room[: self._filled]
+        self._filled = 0
+        if self._transport is not None:
+            self._transport.resume_reading()
+        return data
+
+    def _end(self, error: Exception | None) -> None:
+        self._has_ended = True
+        self._error = self._error or error
+        self._news.set()
+
+
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The limit of a record: what a slave may have to keep in memory."""
+
+
+class DamagedStreamError(DLedgerError):
+    """Raised if what arrives is not the continuation of the log: a gap, or no records; says where."""
+
+
+class ReceivedStretch(NamedTuple):
+    """Verified bytes of the log, all in one file: records, or a part of the blank at its end."""
+
+    offset: int
+    data: bytes
+    store_timestamp: int
+    """Of the last record; 0 in a blank."""
+
+
+class ReceivedLog:
+    """Turns what arrives into stretches to be written. ``end``: of what has been given out.
+
+    ``blank_left``: so many bytes of a blank, of which a part has been given out, come next.
+    """
+
+    def __init__(self, end: int, segment_bytes: int, delay_levels: DelayLevels, *, blank_left: int = 0) -> None:
+        self.end = end
+        self.blank_left = blank_left
+        self._segment_bytes = segment_bytes
+        self._delay_levels = delay_levels
+        self._pending: list[bytes] = []  # joined once: a record of megabytes may come in many pieces
+        self._pending_bytes = 0
+        self._needed = 0  # so many bytes, before it is worth looking again
+
+    @property
+    def received(self) -> int:
+        """The end of what has arrived."""
+        return self.end + self._pending_bytes
+
+    def feed(self, offset: int, data: bytes) -> Iterator[ReceivedStretch]:
+        """The records that have become whole. Raises ``DamagedStreamError``."""
+        if offset != self.received:
+            raise DamagedStreamError(f"the master sends offset {offset}, but {self.received} comes next")
+        if self._pending:
+            self._pending.append(data)
+            self._pending_bytes += len(data)
+            if self._pending_bytes < self._needed:
+                return
+            data = b"".join(self._pending)
+            self._pending, self._pending_bytes = [], 0
+        while data:
+            if self.blank_left:
+                part = data[: self.blank_left]
+                yield self._given(part, 0)
+                self.blank_left -= len(part)
+                data = data[len(part) :]
+                continue
+            if len(data) < self._needed:
+                break
+            file_left = self._segment_bytes - self.end % self._segment_bytes
+            whole = self._verified(data[:file_left] if len(data) > file_left else data, file_left)
+            if whole.consumed:
+                yield self._given(data[: whole.consumed], _last_timestamp(whole))
+                data = data[whole.consumed :]
+            if whole.end == "blank":
+                self.blank_left = whole.needed
+            elif whole.end == "more":
+                self._needed = whole.needed
+                break
+        if data:
+            self._pending, self._pending_bytes = [data], len(data)
+
+    def _given(self, data: bytes, store_timestamp: int) -> ReceivedStretch:
+        stretch = ReceivedStretch(self.end, data, store_timestamp)
+        self.end += len(data)
+        self._needed = 0
+        return stretch
+
+    def _verified(self, data: bytes, file_left: int) -> RecordScanOutcome:
+        """Raises ``DamagedStreamError``."""
+        found = read_sound_records(data, self.end, delay_levels=self._delay_levels)
+        if found.end == "damaged":
+            raise DamagedStreamError(f"the master sends no sound record: {found.reason}")
+        left = file_left - found.consumed
+        if found.end == "blank" and found.needed != left:
+            raise DamagedStreamError(f"a blank of {found.needed} bytes where the file has {left} left")
+        if found.needed > min(left - BLANK.size, RECORD_BYTES_MAX) and found.end == "more":
+            raise DamagedStreamError(f"a record of {found.needed} bytes at offset {self.end + found.consumed}")
+        if found.end == "more" and left < BLANK.size:
+            raise DamagedStreamError(f"the file ends at offset {self.end + file_left} without a blank")
+        return found
+
+
+def _last_timestamp(found: RecordScanOutcome) -> int:
+    heads = found.heads
+    if isinstance(heads, RecordColumns):
+        return int(heads.store_timestamps[-1])
+    return heads[-1].store_timestamp if heads else 0
+
 
 _LOG: Final = logging.getLogger("rocketstore")
 CONNECT_TIMEOUT_S: Final = 5.0

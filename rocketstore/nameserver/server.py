@@ -16,10 +16,9 @@ from dledger.rpc.loops import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.threads import EXIT_FATAL, Supervisor
 from dledger.values import address_text, is_loopback
-from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameServerMeasurements, NameService
 from rocketstore.nameserver.settings import NameServerConfig
-from rocketstore.nameserver.tables import RouteTables
+from rocketstore.nameserver.tables import KvConfig, RouteTables
 
 _LOG = logging.getLogger(__name__)
 

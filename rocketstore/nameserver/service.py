@@ -23,11 +23,15 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handler, Handlers, RemotingServer
 from dledger.values import parse_address, parse_boolean
-from rocketstore.nameserver.kv import ORDER_TOPICS, KvConfig
 from rocketstore.nameserver.settings import NameServerConfig, shown
-from rocketstore.nameserver.tables import SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, RouteTables
-from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, QueueData, TopicList
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData
+from rocketstore.nameserver.tables import (
+    ORDER_TOPICS,
+    SYS_FLAG_UNIT,
+    SYS_FLAG_UNIT_SUB,
+    BrokerRegistration,
+    KvConfig,
+    RouteTables,
+)
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     AddedAnswer,
@@ -46,6 +50,15 @@ from rocketstore.remoting.headers import (
     WipedAnswer,
     read_header,
     write_header,
+)
+from rocketstore.remoting.topics import (
+    ClusterInfo,
+    DataVersion,
+    KVTable,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfigData,
+    TopicList,
 )
 
 _LOG = logging.getLogger(__name__)

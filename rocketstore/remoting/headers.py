@@ -177,7 +177,7 @@ class PullAnswer:
     min_offset: Int64
     max_offset: Int64
     incarnation: Int64 = 0
-    """Ours, of a master: see ``rocketstore.remoting.group_offsets``."""
+    """Ours, of a master: see ``rocketstore.remoting.extensions``."""
 
 
 @record(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 from dledger.errors import InvalidRequestError
 from dledger.values import parse_duration_ms
 from rocketstore.message.checks import check_group_name, check_topic
-from rocketstore.remoting.bodies.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, GroupRetryPolicy
+from rocketstore.remoting.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, GroupRetryPolicy
 from rocketstore.types import MessageType, RequestMode
 
 MESSAGE_TYPE: Final = "message.type"

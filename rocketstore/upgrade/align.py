@@ -34,12 +34,10 @@ from dledger.store.fs import (
 from dledger.store.mmap_file import Placement
 from rocketstore.commit_log.base_log import FileDigest, FileEnding, PlainFileReader, digest_file
 from rocketstore.config import MIB
-from rocketstore.ha.epoch import EPOCH_FILE
-from rocketstore.ha.memory import MEMORY_FILE
+from rocketstore.ha.promotion import EPOCH_FILE, MEMORY_FILE
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.store.directory import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile, StoreDirectory
-from rocketstore.upgrade.agreement import STATE_FILES
-from rocketstore.upgrade.compare import FITTING, Compared, LogStanding, OldLog
+from rocketstore.upgrade.compare import FITTING, STATE_FILES, Compared, LogStanding, OldLog
 from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
 
 Advance = Callable[[int], None]

@@ -52,11 +52,11 @@ from rocketstore.verification.compare import (
     Difference,
     compare_index,
     compare_queues,
+    compare_timers,
     dispatched_to,
     read_deleted,
     read_keys,
 )
-from rocketstore.verification.timers import compare_timers
 
 _CHUNK_BYTES: Final = 8 * MIB
 _SMALLEST: Final = 8

@@ -16,8 +16,8 @@ from dledger_cli.connection import GroupTarget
 from dledger_cli.console.listing import PAGE_ROWS
 from dledger_cli.console.server import ConsoleServer, ListenAddress
 from rocketstore.client import Message
-from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import TopicConfigData, TopicConfigList
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
 from tests.support.remoting import RemotingSocket

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dledger.remoting.codes import Language
 from dledger.remoting.frame import Frame, HeaderForm
-from rocketstore.remoting import headers
-from rocketstore.remoting.bodies import clients, groups, queues, routes, stats, topics
+from rocketstore.remoting import groups, headers, topics
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.headers import Bits, Named, Short
 
@@ -36,7 +35,7 @@ def _records(modules: tuple[Any, ...], base: type[Any]) -> dict[str, type[Any]]:
 
 
 HEADERS = _records((headers,), object)
-BODIES = _records((clients, groups, queues, routes, stats, topics), Body)
+BODIES = _records((groups, topics), Body)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 

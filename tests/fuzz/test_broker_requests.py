@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketstore.remoting import headers
-from rocketstore.remoting.bodies.clients import CheckClientBody, LockQueuesBody, SubscriptionData
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import CheckClientBody, LockQueuesBody, SubscriptionData, SubscriptionGroupConfig
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.test_server import plain

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from dledger.remoting.frame import LENGTH_BYTES, Frame, cut, encode
 from dledger.remoting.server import RemotingServer, ServerLimits
 from dledger.rpc import loops
-from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
-from rocketstore.nameserver.tables import RouteTables
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
+from rocketstore.nameserver.tables import KvConfig, RouteTables
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from tests.support.memory_disk import new_directory
 from tests.unit.rocketstore.nameserver.support import LIMITS
 from tests.unit.rocketstore.nameserver.wire import config_in

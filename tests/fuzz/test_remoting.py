@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.fastjson import dumps, loads
 from dledger.remoting.frame import Frame, HeaderForm, cut, decode, encode, is_signed, signed
-from rocketstore.remoting.bodies import topics
-from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigData
+from rocketstore.remoting import topics
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.headers import read_header, write_header
+from rocketstore.remoting.topics import RegisterBrokerBody, TopicConfigData
 from tests.fuzz.remoting_shapes import BODIES, HEADERS, INT32, TEXTS, frames_of, made
 from tests.fuzz.shapes import changed_json, fuzzed, mutilated
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from rocketstore.client.aio.errors import ClientError
-from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.errors import NO_OFFSET, ClientError, SendResult
+from rocketstore.client.aio.outgoing import PipelineLimits
 from rocketstore.client.aio.producer import ProducerOptions
-from rocketstore.client.aio.results import NO_OFFSET, SendResult
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.integration.broker_harness import QUEUES, BrokerGroup

@@ -16,8 +16,8 @@ from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from tests.integration.broker_harness import QUEUES, BrokerGroup
 from tests.support.broker_load import TOPIC
 from tests.support.remoting import RemotingSocket

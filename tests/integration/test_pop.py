@@ -11,7 +11,7 @@ import pytest
 
 from rocketstore.client import Message
 from rocketstore.client.aio.errors import ClientError, NotFoundError
-from rocketstore.client.aio.popped import PoppedMessage
+from rocketstore.client.aio.received import PoppedMessage
 from rocketstore.client.aio.simple_consumer import SimpleConsumer
 from rocketstore.pop.tables import AHEAD_MS
 from tests.integration.broker_harness import BrokerGroup

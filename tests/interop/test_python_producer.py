@@ -12,11 +12,17 @@ import pytest
 
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import GroupInfo, TopicInfo
-from rocketstore.client.aio.errors import ClientError, NotFoundError, RequestNotKnownError
+from rocketstore.client.aio.errors import (
+    ClientError,
+    NotFoundError,
+    PreparedMessage,
+    RequestNotKnownError,
+    SendStatus,
+    TransactionState,
+)
 from rocketstore.client.aio.producer import Producer
-from rocketstore.client.aio.results import PreparedMessage, SendStatus, TransactionState
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from tests.interop import java, rocketmq, rocketmq5
 from tests.interop.rocketmq import broker_port
 from tests.support.on_loop import on_loop

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.remoting.frame import Frame, HeaderForm, decode, encode, signature
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
-from rocketstore.remoting.bodies.routes import BrokerData
-from rocketstore.remoting.bodies.stats import ConsumeOffset
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.body import Body
+from rocketstore.remoting.groups import ConsumeOffset, SubscriptionGroupConfig
+from rocketstore.remoting.topics import BrokerData, DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from tests.fuzz.remoting_shapes import BODIES, frames_of, made
 from tests.interop import java
 

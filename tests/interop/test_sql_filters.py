@@ -15,7 +15,7 @@ from rocketstore.client.aio import Admin, Consumer, Producer
 from rocketstore.client.aio.errors import RefusedError
 from rocketstore.message.sql import SqlCondition
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.interop import java, rocketmq, rocketmq5
 from tests.interop.sql_cases import Sentences, properties_of, verdicts

@@ -15,13 +15,11 @@ from typing import Final
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.expressions import tags_of_expression
+from rocketstore.client.aio.consumer_options import tags_of_expression
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.clients import ConsumerIdList, HeartbeatData, LockedQueuesBody, LockQueuesBody
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, encode_committed
+from rocketstore.remoting.extensions import CommitGroupOffsets, FetchedOffsets, FetchOffsets, encode_committed
+from rocketstore.remoting.groups import ConsumerIdList, HeartbeatData, LockedQueuesBody, LockQueuesBody
 from rocketstore.remoting.headers import (
     GroupHeader,
     GroupQueueHeader,
@@ -36,6 +34,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, MessageQueue, QueueData, TopicRouteData
 from tests.sim_consumer.broker import ModelBroker, Pulled, RefusedError
 
 NAME: Final = "b"

@@ -19,7 +19,7 @@ from rocketstore.broker.popping.copies import AT_ONCE as COPIES_AT_ONCE
 from rocketstore.client import Message
 from rocketstore.client.aio import Producer
 from rocketstore.client.aio.errors import ClientError, NotFoundError
-from rocketstore.client.aio.popped import PoppedMessage
+from rocketstore.client.aio.received import PoppedMessage
 from rocketstore.client.aio.simple_consumer import SimpleConsumer
 from tests.integration.broker_harness import BrokerGroup
 from tests.support.waiting import wait_until

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.values import parse_address
-from rocketstore.remoting.bodies.routes import ClusterInfo, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RouteHeader, write_header
+from rocketstore.remoting.topics import ClusterInfo, TopicList, TopicRouteData
 from tests.support.remoting import RemotingSocket
 
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from dledger.remoting.frame import ANSWER_HEADER_BYTES_MAX, FLAG_ONEWAY, Frame, HeaderForm, cut, encode, signed
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 TIMEOUT_S: Final = 120.0
 

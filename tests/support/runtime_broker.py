@@ -13,12 +13,11 @@ from dledger.remoting.frame import Frame
 from dledger.remoting.server import Handlers, RemotingServer, ServerLimits
 from dledger.rpc.listening import stop_serving
 from dledger.rpc.loops import LoopThread
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import own_table
-from rocketstore.remoting.bodies.stats import TopicOffset, TopicStatsTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import TopicOffset, TopicStatsTable
 from rocketstore.remoting.headers import TopicHeader, read_header
+from rocketstore.remoting.runtime import own_table
+from rocketstore.remoting.topics import KVTable, MessageQueue
 
 JAVA: Mapping[str, str] = {"brokerVersionDesc": "V4_9_7", "putTps": "1.5 2.5 3.5", "getTransferedTps": "7.25 0.0 0.0"}
 

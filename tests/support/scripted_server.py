@@ -13,9 +13,9 @@ from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.connection import ByteRoom, Owner, RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.message.batch import decode_batch
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.numbered_sends import NumberedSend, decode_name, encode_next, encode_stored
+from rocketstore.remoting.extensions import NumberedSend, decode_name, encode_next, encode_stored
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 
 Reply: TypeAlias = Frame | None

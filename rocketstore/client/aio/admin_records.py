@@ -8,9 +8,9 @@ from typing import Literal
 
 from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.aio.routes import PERMISSION_READ, PERMISSION_WRITE
-from rocketstore.remoting.bodies.clients import ClientConnection
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.groups import ClientConnection
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.state.attributes import RetryPolicy
 from rocketstore.types import ConsumeFromWhere, MessageModel, RequestMode
 

@@ -14,11 +14,11 @@ from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.errors import ForbiddenError, NotFoundError
 from rocketstore.client.aio.routes import RoutedBroker
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import TopicStatsTable
 from rocketstore.remoting.body import Body
 from rocketstore.remoting.codes import RequestCode as Code
+from rocketstore.remoting.groups import TopicStatsTable
 from rocketstore.remoting.headers import OffsetAnswer, OffsetByTimeHeader, QueueHeader, TopicHeader
+from rocketstore.remoting.topics import MessageQueue
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

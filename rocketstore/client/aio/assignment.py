@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from rocketstore.client.aio.errors import ForbiddenError
 from rocketstore.client.aio.queue_reader import QueueReader
 from rocketstore.client.aio.received import ConsumedMessage
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 
 LOCKED_PAUSE_S: Final = 1.0
 """Before it is looked again whether a queue that another member has locked may be used."""

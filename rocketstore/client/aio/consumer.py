@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from dledger.errors import ConfigError, DLedgerError
 from rocketstore.client.aio.assignment import Assignment, Delivery, DeliveryQueue
-from rocketstore.client.aio.broker_session import Subscriptions
-from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings
-from rocketstore.client.aio.consumer_requests import ConsumerRequests
+from rocketstore.client.aio.broker_session import Subscriptions, check_conditions, warn_of_others
+from rocketstore.client.aio.cluster import Cluster, Heartbeats
+from rocketstore.client.aio.consumer_options import ConsumerOptions, ConsumerSettings, Expression, Topics, wanted_of
 from rocketstore.client.aio.errors import (
     OTHER_PROCESS,
     ClientClosedError,
@@ -26,22 +25,25 @@ from rocketstore.client.aio.errors import (
     UnreadableBodyError,
     may_repeat,
 )
-from rocketstore.client.aio.expressions import Expression, Topics, wanted_of
-from rocketstore.client.aio.heartbeats import Heartbeats
 from rocketstore.client.aio.offsets import BrokerOffsets, LocalOffsets, OffsetStore, Start, StartOffsets
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.rebalancer import Assign, Rebalancer
+from rocketstore.client.aio.rebalancer import Assign, ConsumerRequests, Rebalancer
 from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.aio.routes import TopicRoute
-from rocketstore.client.aio.spans import ConsumeSpans, OpenTelemetry
-from rocketstore.client.aio.subscription_check import check_conditions, warn_of_others
-from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, ConsumeTraces, TraceWriter
+from rocketstore.client.aio.tracing import (
+    TRACE_CLOSE_S,
+    TRACE_LIMITS,
+    ConsumeSpans,
+    ConsumeTraces,
+    OpenTelemetry,
+    TraceWriter,
+)
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id, offset_message_id
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData
 from rocketstore.remoting.headers import SendBackHeader
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.types import ConsumeFromWhere, MessageModel
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from rocketstore.client.aio.errors import (
     RefusedError,
     may_repeat,
 )
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import (
+from rocketstore.remoting.extensions import (
     QUEUES_MAX,
     CommitGroupOffsets,
     FetchedOffsets,
@@ -45,6 +44,7 @@ from rocketstore.remoting.headers import (
     read_header,
     write_header,
 )
+from rocketstore.remoting.topics import MessageQueue
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -1,14 +1,34 @@
-"""Messages on their way out: refusals before sending, and the requests that carry them."""
+"""Messages on their way out: refusals before sending, the requests that carry them, and those without an outcome yet
+(room for more, waiting for them, and their futures).
+
+A ``concurrent.futures.Future`` costs a lock and two lists when it is made, and a notification when it has its outcome.
+Here those that are handed over together share the lock, and the lists are made for anyone who asks for them. The
+documented behaviour of futures holds, and ``concurrent.futures.wait`` and ``as_completed`` take them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
+from dledger.client.loop_runner import mind_forks
 from dledger.errors import InvalidRequestError
+from dledger.records import record
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.errors import MessageRefusedError
+from rocketstore.client.aio.errors import (
+    OTHER_PROCESS,
+    ClientClosedError,
+    ClientError,
+    MessageRefusedError,
+    SendQueueFullError,
+    SendResult,
+)
 from rocketstore.message.batch import encode_items
 from rocketstore.message.checks import check_topic
 from rocketstore.message.ids import unique_ids
@@ -35,9 +55,157 @@ from rocketstore.message.properties import PROPERTIES_BYTES_MAX, java_hash, join
 from rocketstore.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.errors import ClientError
-    from rocketstore.client.aio.futures import AnyFuture
-    from rocketstore.remoting.bodies.queues import MessageQueue
+    from rocketstore.remoting.topics import MessageQueue
+
+_DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
+
+
+class BatchedFuture(Future[SendResult]):
+    """``condition`` guards the outcome, and is notified of those of all futures that share it."""
+
+    _state = PENDING
+    _result: SendResult | None = None
+    _exception: BaseException | None = None
+    _waiters: list[Any]
+    _done_callbacks: list[Callable[[Future[Any]], object]]
+    _invoke_callbacks: Callable[[], None]
+    _is_watched = False
+    """Whether somebody has asked for one of the lists."""
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+
+    def __getattr__(self, name: str) -> list[Any]:
+        if name not in ("_waiters", "_done_callbacks"):
+            raise AttributeError(name)
+        self._waiters, self._done_callbacks = [], []
+        self._is_watched = True
+        return self._waiters if name == "_waiters" else self._done_callbacks
+
+    def done(self) -> bool:
+        return self._state in _DONE
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        error = self.exception(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, self  # which the error's traceback refers to
+        assert self._result is not None, "it has an outcome, and no error"
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if self._state != FINISHED:
+            self._wait(None if timeout is None else time.monotonic() + timeout)
+        return self._exception
+
+    def _wait(self, until: float | None) -> None:
+        with self._condition:
+            while self._state != FINISHED:
+                if self._state in (CANCELLED, CANCELLED_AND_NOTIFIED):
+                    raise CancelledError
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError
+                self._condition.wait(left)
+
+
+AnyFuture: TypeAlias = asyncio.Future[SendResult] | BatchedFuture | None
+
+
+class WithFuture(Protocol):
+    """A message, for a caller."""
+
+    future: AnyFuture
+
+
+_Message = TypeVar("_Message", bound=WithFuture)
+
+
+def begin(messages: Sequence[_Message]) -> list[_Message]:
+    """Those whose futures, all of this kind, were not cancelled: from now on they cannot be."""
+    begun: list[_Message] = []
+    condition: threading.Condition | None = None
+    try:
+        for message in messages:
+            future = message.future
+            assert isinstance(future, BatchedFuture), "another thread waits for it"
+            if future._condition is not condition:
+                _release(condition)
+                condition = future._condition
+                condition.acquire()
+            if future._state == PENDING:
+                future._state = RUNNING
+                begun.append(message)
+            else:
+                future.set_running_or_notify_cancel()
+    finally:
+        _release(condition)
+    return begun
+
+
+def settle(futures: Sequence[AnyFuture], outcomes: Sequence[SendResult | BaseException]) -> None:
+    """Give futures their outcomes, each lock being taken once for all that follow each other and share it.
+
+    Those that were cancelled, and None, have nobody who waits.
+    """
+    watched: list[BatchedFuture] = []
+    condition: threading.Condition | None = None
+    try:
+        for future, outcome in zip(futures, outcomes, strict=True):
+            if not isinstance(future, BatchedFuture):
+                _settle(future, outcome)
+                continue
+            if future._condition is not condition:
+                _release(condition)
+                condition = future._condition
+                condition.acquire()
+            if future._state != RUNNING:
+                continue
+            if isinstance(outcome, SendResult):
+                future._result = outcome
+            else:
+                future._exception = outcome
+            future._state = FINISHED
+            if future._is_watched:
+                watched.append(future)
+                for waiter in future._waiters:
+                    if future._exception is None:
+                        waiter.add_result(future)
+                    else:
+                        waiter.add_exception(future)
+    finally:
+        _release(condition)
+    for future in watched:
+        future._invoke_callbacks()
+
+
+def leave_behind(messages: Iterable[WithFuture], error: BaseException) -> None:
+    """In a forked child, on its only thread: nobody else would ever give these their outcomes. Takes no lock, since a
+    thread of the parent may hold any of them.
+    """
+    condition = threading.Condition()
+    for message in messages:
+        future = message.future
+        if isinstance(future, BatchedFuture) and not future.done():
+            future._condition, future._exception, future._state = condition, error, FINISHED
+
+
+def _release(condition: threading.Condition | None) -> None:
+    if condition is not None:
+        condition.notify_all()
+        condition.release()
+
+
+def _settle(future: asyncio.Future[SendResult] | None, outcome: SendResult | BaseException) -> None:
+    if future is None or future.done():
+        return
+    if isinstance(outcome, SendResult):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
 
 CREATING_TOPIC: Final = "TBW102"
 """RocketMQ's default topic: brokers that have it create other topics when a message for them arrives."""
@@ -231,3 +399,141 @@ def fit_together(one: OutgoingMessage, other: OutgoingMessage) -> bool:
     return not other.alone and (
         one.sys_flag == other.sys_flag and one.message.reconsume_times == other.message.reconsume_times
     )
+
+
+@record(frozen=True, slots=True)
+class PipelineLimits:
+    """The limits of a producer's messages that are pending, and of its requests."""
+
+    pending_bytes_max: int = 32 * 1024 * 1024
+    pending_messages_max: int = 65_536
+    batch_bytes_max: int = 768 * 1024
+    batch_messages_max: int = 1024
+    requests_max: int = 64
+    """In progress, of all queues together."""
+
+
+def in_another_process() -> ClientClosedError:
+    """The error of messages without an outcome in a forked child: the parent may store them yet."""
+    return ClientClosedError(OTHER_PROCESS, outcome="unknown")
+
+
+class SendObserver(Protocol):
+    """Hears of outcomes, on the loop: it must neither block nor raise."""
+
+    def settled(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
+        """These have their outcomes."""
+
+
+class PendingMessages:
+    """Use it on one loop; ``is_full`` may be read anywhere."""
+
+    def __init__(
+        self, limits: PipelineLimits, on_settled: Callable[[Sequence[OutgoingMessage]], object] = lambda _: None
+    ) -> None:
+        """``on_settled`` is told of all messages that are not pending any more."""
+        self.limits: Final = limits
+        self._on_settled = on_settled
+        self._messages: set[OutgoingMessage] = set()
+        self._waiting: list[asyncio.Future[None]] = []  # for room
+        self._flushes: list[tuple[set[OutgoingMessage], asyncio.Future[None]]] = []
+        self._is_closing = False
+        self.observers: tuple[SendObserver, ...] = ()
+        self.bytes = 0
+        self.is_full = False
+        """Whether callers should wait before they add more."""
+        mind_forks(self)
+
+    def leave_behind(self) -> None:
+        """See ``LeftBehind``."""
+        leave_behind(self._messages, in_another_process())
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, messages: Sequence[OutgoingMessage]) -> None:
+        """These have no outcome from now on."""
+        self._messages.update(messages)
+        self.bytes += sum([one.size for one in messages])
+        self._look()
+
+    def keyed(self, topic: str) -> set[OutgoingMessage]:
+        """Those of a topic that a sharding key has brought into a queue."""
+        return {one for one in self._messages if one.key is not None and one.queue and one.queue.topic == topic}
+
+    async def wait_for_room(self, timeout_s: float) -> None:
+        """Return once a message may be added. Raises ``SendQueueFullError``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.is_full and not self._is_closing:
+                    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(waiting)
+                    await waiting
+        except TimeoutError:
+            raise SendQueueFullError(
+                f"{len(self)} messages with {self.bytes} bytes are not sent yet, and there was no room for another one "
+                f"within {timeout_s:g} s"
+            ) from None
+
+    async def flush(self) -> None:
+        """Return once every message added so far has an outcome."""
+        left = set(self._messages)
+        if left:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            flush = (left, done)
+            self._flushes.append(flush)
+            try:
+                await done
+            finally:
+                self._flushes.remove(flush)
+
+    def let_in(self) -> None:
+        """Nobody waits for room from now on: adding says that the producer is closed."""
+        self._is_closing = True
+        self._wake()
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def settle(self, messages: Sequence[OutgoingMessage], outcomes: Sequence[SendResult | ClientError]) -> None:
+        """Give each message its outcome, unless its caller gave up."""
+        self.drop(messages)
+        for one in self.observers:
+            one.settled(messages, outcomes)
+        settle([one.future for one in messages], outcomes)
+
+    def fail(self, messages: Sequence[OutgoingMessage], error: ClientError) -> None:
+        """They are not stored, or perhaps not: those of which that was in doubt before have their earlier error."""
+        self.settle(messages, [one.doubtful or error for one in messages])
+
+    def fail_all(self, error: ClientError) -> None:
+        """Fail all that are left."""
+        self.fail(tuple(self._messages), error)
+
+    def drop(self, messages: Sequence[OutgoingMessage]) -> None:
+        """They are not pending any more."""
+        before = len(self._messages)
+        self._messages.difference_update(messages)
+        if before - len(self._messages) == len(messages):
+            self.bytes -= sum([one.size for one in messages])
+        else:  # some were dropped before
+            self.bytes = sum(one.size for one in self._messages)
+        for left, done in self._flushes:
+            left.difference_update(messages)
+            if not left and not done.done():
+                done.set_result(None)
+        self._on_settled(messages)
+        self._look()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        limits = self.limits
+        self.is_full = len(self._messages) >= limits.pending_messages_max or self.bytes >= limits.pending_bytes_max
+        if self._waiting and not self.is_full:
+            self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)

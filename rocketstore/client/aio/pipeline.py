@@ -16,26 +16,23 @@ from contextlib import suppress
 from typing import Final, Literal
 
 from dledger.errors import ConfigError
-from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster
+from rocketstore.client.aio.cluster import PAUSE_S, PAUSE_S_MAX, Cluster, numbers_messages
 from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
     ClientClosedError,
     ClientError,
     NoQueueError,
     RequestNotKnownError,
+    SendResult,
     may_repeat,
     may_send_elsewhere,
 )
-from rocketstore.client.aio.named_sends import NamedSends
-from rocketstore.client.aio.numbered import ONLY_OURS, NumberedSender, numbers_messages
-from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, identify
-from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
-from rocketstore.client.aio.queue_selection import OnFailure, QueueSelector, no_queues_yet
-from rocketstore.client.aio.queue_sends import QueueSends, in_time
-from rocketstore.client.aio.results import SendResult
+from rocketstore.client.aio.numbered import ONLY_OURS, NamedSends, NumberedSender
+from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, PendingMessages, PipelineLimits, identify
+from rocketstore.client.aio.queue_sends import OnFailure, QueueSelector, QueueSends, in_time, no_queues_yet
 from rocketstore.client.aio.routes import TopicRoute, no_such_topic
 from rocketstore.message.message import SYS_FLAG_PREPARED
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 
 _log = logging.getLogger(__name__)
 NAMED_MAX: Final = 1024

@@ -1,4 +1,6 @@
-"""``Producer``: sends messages to the masters of a topic's brokers."""
+"""``Producer``: sends messages to the masters of a topic's brokers; ``NumberedProducer``: under numbers of the
+application, so that a program that goes on after a crash stores none of them twice.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,152 @@ from dledger.core.noop_payload import check_name
 from dledger.errors import ConfigError, InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.errors import BrokerUnreachableError, ClientClosedError, ClientError, PartlySentError
-from rocketstore.client.aio.futures import begin, settle
-from rocketstore.client.aio.heartbeats import Heartbeats
-from rocketstore.client.aio.numbered_producer import NumberedProducer
-from rocketstore.client.aio.outgoing import OutgoingMessage, identify, outgoing, request_of
-from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.cluster import Cluster, Heartbeats
+from rocketstore.client.aio.errors import (
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    NumberOutOfOrderError,
+    PartlySentError,
+    PreparedMessage,
+    SendResult,
+    TransactionResult,
+    TransactionState,
+)
+from rocketstore.client.aio.outgoing import (
+    OutgoingMessage,
+    PipelineLimits,
+    begin,
+    identify,
+    outgoing,
+    request_of,
+    settle,
+)
 from rocketstore.client.aio.pipeline import SendPipeline
-from rocketstore.client.aio.queue_selection import OnFailure
-from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionResult, TransactionState
-from rocketstore.client.aio.spans import OpenTelemetry, SendSpans
+from rocketstore.client.aio.queue_sends import OnFailure
 from rocketstore.client.aio.timed import recall
-from rocketstore.client.aio.tracing import TRACE_CLOSE_S, TRACE_LIMITS, EndTraces, SendTraces, TraceWriter
+from rocketstore.client.aio.tracing import (
+    TRACE_CLOSE_S,
+    TRACE_LIMITS,
+    EndTraces,
+    OpenTelemetry,
+    SendSpans,
+    SendTraces,
+    TraceWriter,
+)
 from rocketstore.client.aio.transactions import Check, Transaction, Transactions, checked_state
 from rocketstore.message.checks import check_group_name
 from rocketstore.message.ids import ids_of_client, new_client_id
 from rocketstore.message.message import PROPERTY_SHARDING_KEY, Message
-from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import HeartbeatData, ProducerData
+from rocketstore.remoting.topics import MessageQueue
 
 if TYPE_CHECKING:
     from dledger.client.shared import ClientSecurity
+    from rocketstore.client.aio.numbered import NamedSends
+
+
+class NumberedProducer:
+    """A producer whose messages have numbers that the application gives: ``Producer.numbered`` makes it.
+
+    After a crash the program asks for its ``next_number``, makes the messages from there on again, and submits them:
+    each is stored once, and all in the order of their numbers, whatever became of earlier attempts. Numbers count from
+    0 without a gap, for each name; only one program at a time may use a name. The names of a group of brokers are in
+    its log; a plain broker forgets them when it is restarted.
+
+    After a failed message those behind it fail, too: call ``next_number`` and go on from there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        broker: str,
+        pipeline: Callable[[], SendPipeline],
+        prepare: Callable[[Message, str | None, MessageQueue | int | None], OutgoingMessage],
+    ) -> None:
+        self.name: Final = name
+        self._broker = broker
+        self._pipeline = pipeline
+        self._prepare = prepare
+        self._following: int | None = None  # the only number that may come next; None: any
+        self._submitted = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def next_number(self) -> int:
+        """The number after those that are stored by now, 0 for a new name; once all that was submitted has an outcome.
+
+        Raises ``RequestNotKnownError`` at brokers that do not number messages, as Apache's.
+        """
+        number = await self._sends.next_number()
+        self._following = None
+        return number
+
+    async def submit(
+        self, message: Message, number: int, *, key: str | None = None, queue: MessageQueue | int | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Send a message soon, together with others: see ``Producer.submit``. ``number`` is that of the last call and
+        one, or what ``next_number`` returned.
+
+        Of a message that an earlier program has stored, the result may have the offset ``NO_OFFSET``. The future, or
+        this call, raises ``NumberOutOfOrderError`` if an earlier message is missing, and ``ProducerForgottenError``.
+        """
+        prepared = self.prepared(message, number, key, queue)
+        pending = self._pipeline().pending
+        if pending.is_full:
+            await pending.wait_for_room(self._sends.timeout_s)
+        self._submitted += 1
+        if not self._submitted % TURN_MESSAGES:
+            await asyncio.sleep(0)
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        prepared.future = future
+        self._sends.add(prepared)
+        return future
+
+    async def flush(self) -> None:
+        """Return once every message submitted so far has an outcome."""
+        await self._pipeline().pending.flush()
+
+    async def close(self) -> None:
+        """Send what was submitted; another one may use the name then. Idempotent."""
+        await self._pipeline().close_named(self.name)
+
+    # -- the parts of ``submit``, which the blocking producer takes on two threads -------------------------------------
+
+    def prepared(
+        self, message: Message, number: int, key: str | None, queue: MessageQueue | int | None
+    ) -> OutgoingMessage:
+        """Check a message and its number. On any thread."""
+        if self._following not in (None, number) or number < 0:
+            following = "numbers count from 0" if self._following is None else f"{self._following} is next"
+            raise NumberOutOfOrderError(
+                f"message {number} of producer {self.name} is out of order: {following}; after a failed message call "
+                "next_number() and go on from there"
+            )
+        prepared = self._prepare(message, key, queue)
+        prepared.number = number
+        self._following = number + 1
+        return prepared
+
+    def add_all(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Send what another thread has prepared; the futures that are not cancelled get their outcomes here."""
+        begun = begin(messages)
+        try:
+            self._sends.add_all(begun)
+        except (ClientClosedError, ConfigError) as error:
+            settle([one.future for one in begun], [error] * len(begun))
+
+    @property
+    def _sends(self) -> NamedSends:
+        return self._pipeline().named(self.name, self._broker)
+
 
 TIMEOUT_S: Final = 5.0
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -19,6 +19,7 @@ from dledger.clock import Backoff
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
+from rocketstore.client.aio.consumer_options import ALL, Expression
 from rocketstore.client.aio.errors import (
     BadAnswerError,
     BrokerFailedError,
@@ -28,14 +29,12 @@ from rocketstore.client.aio.errors import (
     may_repeat,
     refusal_of,
 )
-from rocketstore.client.aio.expressions import ALL, Expression
 from rocketstore.client.aio.offsets import read_answer
 from rocketstore.client.aio.received import ConsumedMessage, split_pulled
 from rocketstore.message.record import is_same_message
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import MASTER_ID
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import OffsetAnswer, OffsetByTimeHeader, PullAnswer, PullHeader, write_header
+from rocketstore.remoting.topics import MASTER_ID, MessageQueue
 
 _log = logging.getLogger(__name__)
 SUSPEND: Final = 2

@@ -1,17 +1,20 @@
-"""A message as received by a consumer: the stored record, decoded on demand."""
+"""A message as received by a consumer: the stored record, decoded on demand. A simple consumer acknowledges
+each of its own (``PoppedMessage``).
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar, overload
 
 from dledger.errors import DLedgerError
+from dledger.remoting.codes import RequestError
 from rocketstore.client.aio.errors import BadAnswerError, UnreadableBodyError
 from rocketstore.message import message
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQUE_KEY, SYS_FLAG_COMPRESSED, Message
-from rocketstore.message.properties import find_property
+from rocketstore.message.properties import PROPERTY_CHECK_POINT, find_property
 from rocketstore.message.record import (
     CRC_MASK,
     HEAD_V4,
@@ -23,8 +26,11 @@ from rocketstore.message.record import (
     body_behind_v6,
     decode_record,
     properties_of,
+    queue_place_of,
 )
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.headers import read_header
+from rocketstore.remoting.pop import CheckPoint, PopAnswer
+from rocketstore.remoting.topics import MessageQueue
 
 _HEAD: Final = HEAD_V4.struct("size", "magic", "crc", "queue_id", "queue_offset", "sys_flag", "body_length")
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
@@ -207,3 +213,82 @@ def split_pulled(records: bytes, queue: MessageQueue) -> list[ConsumedMessage]:
         one.queue = queue
         one.tries_here = 0
     return messages
+
+
+_RETRY: Final = "%RETRY%"
+
+
+class PoppedMessage(ReceivedMessage):
+    """One message of a topic, for one consumer and a time; read-only."""
+
+    __slots__ = ("point", "queue", "received_at")
+
+    queue: MessageQueue
+    """Where it came from: topic, broker, number. For a message that comes again, that is a topic of the group's own."""
+    point: CheckPoint
+    """The broker's name for this delivery."""
+    received_at: float
+    """In the loop's time."""
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to, also if it comes again."""
+        return self.property(PROPERTY_RETRY_TOPIC) or self.queue.topic
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered before."""
+        return self.decode().reconsume_times
+
+    @property
+    def expires_at(self) -> float:
+        """When it becomes visible to others, in the loop's time, unless it was acknowledged or its time was changed."""
+        return self.received_at + self.point.invisible_time / 1000
+
+
+def read_popped(
+    fields: Mapping[str, str], body: bytes, topic: str, broker: str, received_at: float
+) -> list[PoppedMessage]:
+    """The messages of an answer to POP_MESSAGE. Raises ``BadAnswerError``."""
+    try:
+        answer = read_header(PopAnswer, fields)
+        starts = _starts(answer.start_offset_info)
+        messages = split_records(body, kind=PoppedMessage)
+        for one in messages:
+            text = one.property(PROPERTY_CHECK_POINT)
+            stored = queue_place_of(one.record).topic  # who wants no more of it need not decode it
+            one.point = CheckPoint.parse(text) if text else _point(one, stored, answer, starts, broker)
+            one.queue = MessageQueue(stored, broker, one.queue_id)
+            one.received_at = received_at
+    except (DLedgerError, RequestError) as error:
+        raise BadAnswerError(f"the answer to a pop for {topic}: {error}") from error
+    return messages
+
+
+def _starts(info: str) -> dict[tuple[bool, int], int]:
+    found: dict[tuple[bool, int], int] = {}
+    for one in info.split(";") if info else ():
+        try:
+            retry, queue_id, start = one.split(" ")
+            found[retry != "0", int(queue_id)] = int(start)
+        except ValueError:
+            raise BadAnswerError(f"startOffsetInfo {info[:64]!r} cannot be understood") from None
+    return found
+
+
+def _point(
+    message: PoppedMessage, stored: str, answer: PopAnswer, starts: Mapping[tuple[bool, int], int], broker: str
+) -> CheckPoint:
+    """Apache's brokers leave it to clients."""
+    is_retry = stored.startswith(_RETRY)
+    start = starts.get((is_retry, message.queue_id), message.queue_offset)
+    times = answer.pop_time, answer.invisible_time, answer.revive_qid
+    return CheckPoint(start, *times, is_retry, broker, message.queue_id, message.queue_offset)
+
+
+def by_broker(messages: Iterable[PoppedMessage]) -> dict[str, list[PoppedMessage]]:
+    """Messages by the name of the brokers that must hear of them."""
+    found: dict[str, list[PoppedMessage]] = {}
+    for one in messages:
+        found.setdefault(one.queue.broker_name, []).append(one)
+    return found

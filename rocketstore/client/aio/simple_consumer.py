@@ -1,11 +1,17 @@
-"""``SimpleConsumer``: messages that are acknowledged one by one, by RocketMQ 5's pop."""
+"""``SimpleConsumer``: messages that are acknowledged one by one, by RocketMQ 5's pop.
+
+Popped messages that the application has not asked for yet wait in a buffer. Each is invisible to other consumers. One
+that was not asked for in time goes back, and that is no attempt: otherwise a message could become a dead letter that
+nobody was ever given.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,7 +22,8 @@ from dledger.errors import ConfigError
 from dledger.limits import AboveZero, Positive, Range, out_of_range
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.cluster import Cluster, at_once
+from rocketstore.client.aio.cluster import Cluster, Heartbeats, at_once
+from rocketstore.client.aio.consumer_options import Expression, Topics, wanted_of
 from rocketstore.client.aio.errors import (
     OTHER_PROCESS,
     BrokerUnreachableError,
@@ -28,23 +35,90 @@ from rocketstore.client.aio.errors import (
     may_repeat,
     refusal_of,
 )
-from rocketstore.client.aio.expressions import Expression, Topics, wanted_of
-from rocketstore.client.aio.heartbeats import Heartbeats
-from rocketstore.client.aio.popped import PoppedMessage, by_broker, read_popped
-from rocketstore.client.aio.prefetch_buffer import PrefetchBuffer
+from rocketstore.client.aio.received import PoppedMessage, by_broker, read_popped
 from rocketstore.message.checks import check_group_name, check_topic
 from rocketstore.message.ids import new_client_id
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
-from rocketstore.remoting.bodies.pop import BatchAckAnswer, BatchAckBody, HandleEntry
 from rocketstore.remoting.codes import POLLING_FULL, POLLING_TIMEOUT, RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData
 from rocketstore.remoting.headers import read_header, write_header
-from rocketstore.remoting.pop import AckHeader, ChangeInvisibleAnswer, ChangeInvisibleHeader, PopHeader
+from rocketstore.remoting.pop import (
+    AckHeader,
+    BatchAckAnswer,
+    BatchAckBody,
+    ChangeInvisibleAnswer,
+    ChangeInvisibleHeader,
+    HandleEntry,
+    PopHeader,
+)
 from rocketstore.types import ConsumeType
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from dledger.client.shared import ClientSecurity
+
+KEPT_SHARE: Final = 0.5
+"""For this share of its time a message waits for the application; then others may have it."""
+
+
+class PrefetchBuffer:
+    """For one event loop. ``invisible_s``: of each message; ``release`` makes one visible again at once."""
+
+    def __init__(self, invisible_s: float, release: Callable[[PoppedMessage], Awaitable[None]]) -> None:
+        self._spare_s = invisible_s * (1 - KEPT_SHARE)
+        self._release = release
+        self._messages: deque[PoppedMessage] = deque()
+        self._returns: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, messages: Sequence[PoppedMessage]) -> None:
+        """Keep these until they are taken."""
+        self._messages.extend(messages)
+        self._set_timer()
+
+    def take(self, count: int) -> list[PoppedMessage]:
+        """Up to ``count`` messages whose time is not nearly over, the oldest first."""
+        self._return_stale()
+        return [self._messages.popleft() for _ in range(min(count, len(self._messages)))]
+
+    async def close(self) -> None:
+        """Give back all. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        left, self._messages = self._messages, deque()
+        await self._give_back(left)
+        await asyncio.gather(*self._returns)
+
+    def _set_timer(self) -> None:
+        if self._messages and self._timer is None:
+            at = self._messages[0].expires_at - self._spare_s
+            self._timer = asyncio.get_running_loop().call_at(at, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._return_stale()
+        self._set_timer()
+
+    def _return_stale(self) -> None:
+        loop = asyncio.get_running_loop()
+        stale_at = loop.time() + self._spare_s
+        stale = [one for one in self._messages if one.expires_at <= stale_at]
+        if stale:
+            self._messages = deque(one for one in self._messages if one.expires_at > stale_at)
+            task = loop.create_task(self._give_back(stale))
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _give_back(self, messages: Iterable[PoppedMessage]) -> None:
+        async def release(one: PoppedMessage) -> None:
+            with suppress(ClientError):  # it comes again when its time is over
+                await self._release(one)
+
+        await at_once(map(release, messages))
+
 
 _log = logging.getLogger(__name__)
 RECEIVE_MAX: Final = 32
@@ -55,7 +129,7 @@ PAUSE_S: Final = 0.5
 """Before brokers that refused are asked for messages again."""
 RENEW_SHARE: Final = 0.6
 """``run`` prolongs the time of a message when this share of it is over."""
-WORKERS: Final = 4
+SIMPLE_WORKERS: Final = 4
 
 Handler = Callable[[PoppedMessage], Awaitable[object]]
 
@@ -245,7 +319,7 @@ class SimpleConsumer:
         )
         message.received_at = now
 
-    async def run(self, handler: Handler, *, workers: int = WORKERS) -> None:
+    async def run(self, handler: Handler, *, workers: int = SIMPLE_WORKERS) -> None:
         """Call ``handler`` with each message, ``workers`` at a time, until the consumer is closed.
 
         When it returns, the message is acknowledged. If it raises, that is logged, and the message comes again after

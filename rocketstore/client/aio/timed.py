@@ -11,8 +11,8 @@ from rocketstore.client.aio.connections import Deadline
 from rocketstore.client.aio.outgoing import OutgoingMessage
 from rocketstore.message.message import PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
 from rocketstore.message.timed import RecallHandle, WrongHandleError, decode_handle
-from rocketstore.remoting.bodies.timed import TimedMessagesBody
 from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.extensions import TimedMessagesBody
 from rocketstore.remoting.headers import ListTimedHeader, RecallHeader
 
 PAGE: Final = 128

@@ -22,9 +22,15 @@ from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX
-from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.errors import (
+    ClientError,
+    PreparedMessage,
+    SendResult,
+    SendStatus,
+    TransactionResult,
+    TransactionState,
+)
 from rocketstore.client.aio.received import decompress
-from rocketstore.client.aio.results import PreparedMessage, SendResult, SendStatus, TransactionResult, TransactionState
 from rocketstore.client.aio.tracing import EndTraces, host_of
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import (

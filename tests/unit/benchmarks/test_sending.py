@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from benchmarks.sending import BLOCK, BLOCKS_PENDING, send_count, send_rate
-from rocketstore.client.aio.results import SendResult, SendStatus
+from rocketstore.client.aio.errors import SendResult, SendStatus
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 

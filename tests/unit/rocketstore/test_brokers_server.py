@@ -18,8 +18,7 @@ from dledger.log_output import speaking_group
 from dledger.remoting.codes import AnswerCode
 from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.brokers_server import BrokersServer, check_brokers_together
-from rocketstore.server import BrokerServer
+from rocketstore.server import BrokerServer, BrokersServer, check_brokers_together
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until

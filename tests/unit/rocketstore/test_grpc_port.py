@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2
 
 from dledger.pb import client_pb2
 from dledger_cli.local.group import free_ports
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import RuntimeInfo
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.support.remoting import RemotingSocket

@@ -28,8 +28,8 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.pulls import SUBSCRIPTION, SUSPEND
 from rocketstore.client.aio.received import split_records
 from rocketstore.message.ids import parse_offset_message_id
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import RuntimeInfo
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from rocketstore.types import BrokerRole

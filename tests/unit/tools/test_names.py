@@ -24,7 +24,6 @@ FACADES: Final = (
     "dledger/client/blocking.py",
     "rocketstore/client/blocking.py",
     "rocketstore/client/blocking_consumer.py",
-    "rocketstore/client/blocking_simple_consumer.py",
 )
 """Blocking clients have the names of the asyncio ones that they are made of."""
 

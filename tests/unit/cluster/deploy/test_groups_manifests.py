@@ -14,8 +14,8 @@ from cluster.image import DEPLOY, PROJECT
 from dledger_cli.commands.broker_start import broker
 from dledger_cli.commands.health import own_servers
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.brokers_server import check_brokers_together
 from rocketstore.nameserver.settings import load_name_server_settings
+from rocketstore.server import check_brokers_together
 from rocketstore.settings import load_broker_settings
 from tests.unit.cluster.deploy.shell import as_started
 from tests.unit.cluster.deploy.test_kubernetes import environment

@@ -12,7 +12,7 @@ from cluster.drill.timeline import Round
 from cluster.drill.watch import Watch
 from dledger.conditions import Condition, ConditionKind
 from dledger.types import NodeId
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
 
 if TYPE_CHECKING:
     from cluster.drill.target import DrillTarget

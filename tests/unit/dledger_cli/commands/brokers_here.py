@@ -13,7 +13,7 @@ from dledger_cli import cli
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.loop_thread import ClientThread
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.scripted_server import ScriptedServer, Topics
 from tests.support.waiting import wait_until

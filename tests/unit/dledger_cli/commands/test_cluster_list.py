@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from dledger.remoting.frame import is_signed
 from dledger_cli import cli
 from rocketstore.nameserver.server import NameServer
-from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import KVTable
 from tests.support.runtime_broker import ours, runtime_broker
 from tests.unit.dledger_cli.commands.brokers_here import scripted
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running

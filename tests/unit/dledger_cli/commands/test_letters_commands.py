@@ -16,7 +16,7 @@ from rocketstore.message.message import (
     PROPERTY_TRANSACTION,
     Message,
 )
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import CHECKED_TOO_OFTEN_TOPIC, PutResult
 from tests.support.waiting import wait_until

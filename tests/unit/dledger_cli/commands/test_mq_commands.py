@@ -19,7 +19,7 @@ from rocketstore.client.aio.admin_records import GroupInfo
 from rocketstore.client.blocking import Admin
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from rocketstore.types import BrokerRole
 from tests.support.waiting import wait_until

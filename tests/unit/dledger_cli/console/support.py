@@ -16,8 +16,8 @@ from dledger_cli.console.node_summaries import BrokerSummary, NodeState, NodeSum
 from dledger_cli.console.probe import Answer, GroupProbe
 from rocketstore.client import BrokerStatus
 from rocketstore.client.aio.routes import RoutedBroker
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import KVTable
 
 MEMBERS = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))
 

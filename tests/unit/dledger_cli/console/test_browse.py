@@ -14,7 +14,7 @@ import pytest
 from dledger_cli.console import browse
 from dledger_cli.console.browse import PLAIN_BYTES_MAX, MessageBrowser, WantedMessages, read_back
 from rocketstore.client import Admin, Message, MessageQueue, NotFoundError, QueueProgress, QueueRange, TopicInfo
-from rocketstore.client.aio.messages_by_time import Page
+from rocketstore.client.aio.admin_messages import Page
 from rocketstore.client.aio.received import plain_body
 from rocketstore.message.message import SYS_FLAG_COMPRESSED
 

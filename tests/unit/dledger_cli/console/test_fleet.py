@@ -8,8 +8,8 @@ from typing import Any
 
 from dledger_cli.console.fleet import BROKERS_MAX, REMEMBER_MS, Fleet
 from dledger_cli.console.history import EVENTS_MAX
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import BrokerData, ClusterInfo
 
 A, B = "s:1", "s:2"
 MEMBERS = (("n0", "h:0"), ("n1", "h:1"), ("n2", "h:2"))

@@ -17,8 +17,8 @@ from dledger_cli.console.fleet_topics import ROUND_REQUESTS, FleetTopics
 from dledger_cli.console.listing import Wanted
 from rocketstore.client import BrokerUnreachableError
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 
 SERVER = "127.0.0.1:1"
 

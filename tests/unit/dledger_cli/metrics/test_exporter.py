@@ -27,16 +27,15 @@ from dledger_cli.metrics.catalog import BROKER_SPECS, NAME_SERVER_SPECS, NODE_SP
 from dledger_cli.metrics.exporter import Exporter
 from dledger_cli.metrics.families import Families
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.brokers_server import BrokersServer
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.settings import NameServerConfig
-from rocketstore.remoting.bodies.ha import FollowerFacts, HaFacts
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
-from rocketstore.server import BrokerServer
+from rocketstore.remoting.runtime import FollowerFacts, HaFacts
+from rocketstore.remoting.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
+from rocketstore.server import BrokerServer, BrokersServer
 from rocketstore.settings import load_broker_settings
 from tests.support.waiting import wait_until
 

@@ -20,11 +20,11 @@ from dledger.types import NodeId
 from dledger_cli import certs
 from dledger_cli.local.group import free_ports
 from dledger_cli.local.tcp_proxy import ProxyNetwork
-from rocketstore.client.aio.results import SendStatus
+from rocketstore.client.aio.errors import SendStatus
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.ha import HaStatus
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import HaStatus
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
 from tests.support.remoting import RemotingSocket, pull_fields

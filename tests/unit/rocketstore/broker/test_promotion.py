@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger_cli.cli import main
-from rocketstore.broker_remoting import successor
-from rocketstore.broker_remoting.registration import NameServerRegistration
-from rocketstore.broker_remoting.successor import SuccessorWatch
+from rocketstore.broker_remoting import registration
+from rocketstore.broker_remoting.registration import NameServerRegistration, SuccessorWatch
 from rocketstore.nameserver.server import NameServer
 from rocketstore.server import BrokerServer
 from rocketstore.settings import load_broker_settings
@@ -242,7 +241,7 @@ def test_a_stranger_that_stays_is_told_of_once(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is looked at again and again; the condition stays, and the log has one line."""
-    monkeypatch.setattr(successor, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(registration, "INTERVAL_S", 0.02)
     name_server = stack.enter_context(name_server_running(config_in(tmp_path)))
     says = {"haRole": "master", "haEpoch": "99", "haBeginOffset": "9999", "haEndOffset": "9999", "haProof": "0" * 64}
     stranger = stack.enter_context(runtime_broker(says))

@@ -20,30 +20,36 @@ from rocketstore.broker_remoting.requests import REQUESTS
 from rocketstore.message.batch import encode_batch
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.clients import (
+from rocketstore.remoting.codes import OwnCode, RequestCode
+from rocketstore.remoting.extensions import (
+    CommitGroupOffsets,
+    CommitPosition,
+    FetchOffsets,
+    NumberedMessage,
+    NumberedSend,
+    encode_name,
+)
+from rocketstore.remoting.groups import (
     CheckClientBody,
     ConsumerData,
+    ConsumeStats,
+    GroupList,
     HeartbeatData,
     LockQueuesBody,
     ProducerData,
     ProducersByGroup,
     SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
 )
-from rocketstore.remoting.bodies.groups import GroupList, SubscriptionGroupConfig, SubscriptionGroupTable
-from rocketstore.remoting.bodies.pop import (
+from rocketstore.remoting.pop import (
     BatchAckBody,
     HandleEntry,
     QueryAssignmentBody,
     RequestModesBody,
     SetRequestModeBody,
 )
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import TopicList
-from rocketstore.remoting.bodies.stats import ConsumeStats
-from rocketstore.remoting.bodies.topics import TopicConfigTable
-from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
-from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, encode_name
+from rocketstore.remoting.topics import MessageQueue, TopicConfigTable, TopicList
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import SCHEDULE_TOPIC, RequestMode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rocketstore.broker.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
 from rocketstore.broker.groups import LOCKED_AT_ONCE, batched
-from rocketstore.remoting.bodies.clients import (
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import (
     GROUPS_MAX,
     LOCK_QUEUES_MAX,
     ConsumerData,
@@ -14,8 +15,7 @@ from rocketstore.remoting.bodies.clients import (
     ProducerData,
     SubscriptionData,
 )
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 

@@ -8,11 +8,11 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode, Language
 from dledger.remoting.frame import Frame, encode
-from rocketstore.broker_remoting import calls
+from rocketstore.broker_remoting import clients
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import ConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness, captured
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
@@ -51,7 +51,7 @@ def test_a_client_that_is_not_here_cannot_be_asked(
 def test_a_client_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, client: RemotingSocket, consumer: RemotingSocket
 ) -> None:
-    monkeypatch.setattr(calls, "CALL_S_MAX", 0.01)
+    monkeypatch.setattr(clients, "CALL_S_MAX", 0.01)
     answer = client.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g", "clientId": "one"})
     assert answer.code == AnswerCode.CONSUME_MSG_TIMEOUT
 
@@ -67,7 +67,7 @@ def test_a_client_that_hangs_up_is_not_waited_for(client: RemotingSocket, consum
 def test_calls_under_way_are_bounded(
     monkeypatch: pytest.MonkeyPatch, client: RemotingSocket, consumer: RemotingSocket
 ) -> None:
-    monkeypatch.setattr(calls, "CALLS_MAX", 1)
+    monkeypatch.setattr(clients, "CALLS_MAX", 1)
     fields = {"consumerGroup": "g", "clientId": "one"}
     asked = client.begin(RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
     request = consumer.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
@@ -160,7 +160,7 @@ def test_cpp_clients_are_told_in_their_own_form(
 def test_a_group_of_too_many_clients_is_not_asked_as_a_whole(
     monkeypatch: pytest.MonkeyPatch, client: RemotingSocket, consumer: RemotingSocket, broker: RemotingHarness
 ) -> None:
-    monkeypatch.setattr(calls, "CLIENTS_MAX", 0)
+    monkeypatch.setattr(clients, "CLIENTS_MAX", 0)
     broker.state.committed |= {("g", "T", queue_id): 0 for queue_id in range(4)}
     fields = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
     for code in (RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET):

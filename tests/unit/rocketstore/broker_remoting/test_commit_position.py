@@ -5,7 +5,7 @@ from __future__ import annotations
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.remoting.codes import OwnCode
-from rocketstore.remoting.group_offsets import CommitPosition, decode_reached, encode_reached
+from rocketstore.remoting.extensions import CommitPosition, decode_reached, encode_reached
 from rocketstore.state.changes import OFFSETS_MAX, TopicConfig
 from rocketstore.types import BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket

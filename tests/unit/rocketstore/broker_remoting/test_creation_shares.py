@@ -8,7 +8,7 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.pulls import COMMIT_OFFSET, SUBSCRIPTION
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets
+from rocketstore.remoting.extensions import CommitGroupOffsets
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness, captured
 

@@ -10,10 +10,10 @@ import pytest
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.clients import HEARTBEAT_SUBSCRIPTIONS_MAX
 from rocketstore.broker.reading import ReadThreads
-from rocketstore.broker_remoting import decoding
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, LockQueuesBody, SubscriptionData
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.broker_remoting import requests
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData, LockQueuesBody, SubscriptionData
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 
@@ -121,8 +121,8 @@ def test_large_bodies_are_decoded_one_after_the_other(broker: RemotingHarness, t
 
 def test_a_host_rests_after_each_large_body(broker: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storm of them would otherwise share the interpreter with everybody, half and half."""
-    monkeypatch.setattr(decoding, "REST", 1e9)
-    monkeypatch.setattr(decoding, "REST_S_MAX", 3600.0)
+    monkeypatch.setattr(requests, "REST", 1e9)
+    monkeypatch.setattr(requests, "REST_S_MAX", 3600.0)
     with (
         broker.dial() as stormy,
         broker.dial() as beside,

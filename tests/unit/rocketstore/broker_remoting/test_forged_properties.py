@@ -16,7 +16,7 @@ from rocketstore.message.record import decode_record
 from rocketstore.pop.operations import Origin
 from rocketstore.pop.tables import PopPlace
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend
+from rocketstore.remoting.extensions import NumberedMessage, NumberedSend
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.unit.rocketstore.broker.popping.harness import GROUP, TOPIC, PopBroker, bodies
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness

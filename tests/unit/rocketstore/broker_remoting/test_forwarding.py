@@ -15,8 +15,8 @@ from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting import forwarding
 from rocketstore.broker_remoting.forwarding import BORN_HOST
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import SubscriptionGroupConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until

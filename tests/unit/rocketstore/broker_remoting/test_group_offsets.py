@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.mastership import GroupView
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, FetchedOffsets, FetchOffsets, decode_committed
+from rocketstore.remoting.extensions import CommitGroupOffsets, FetchedOffsets, FetchOffsets, decode_committed
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from dledger.remoting.frame import Frame, encode
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness

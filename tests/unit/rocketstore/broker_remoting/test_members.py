@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rocketstore.broker.clients import SILENT_S_MAX
-from rocketstore.remoting.bodies.clients import HeartbeatData, LockedQueuesBody, LockQueuesBody, ProducerData
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import HeartbeatData, LockedQueuesBody, LockQueuesBody, ProducerData
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.remoting import RemotingSocket, send_fields
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness

@@ -15,7 +15,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.checks import PRODUCER_CHARS_MAX, check_producer_name
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.numbered_sends import NumberedMessage, NumberedSend, decode_next, decode_stored, encode_name
+from rocketstore.remoting.extensions import NumberedMessage, NumberedSend, decode_next, decode_stored, encode_name
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HALF_TOPIC, BrokerRole, PutMessageStatus, PutResult
 from tests.support.remoting import RemotingSocket, send_fields

@@ -17,11 +17,10 @@ from dledger.remoting.codes import AnswerCode, RequestError
 from dledger.remoting.frame import Frame
 from rocketstore.broker_remoting.pops import RULES, shares
 from rocketstore.client.aio.received import ReceivedMessage, split_records
-from rocketstore.remoting.bodies.pop import ACKED_MAX, ACKS_MAX
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import ConsumeStats
 from rocketstore.remoting.codes import POLLING_FULL, RequestCode
-from rocketstore.remoting.pop import CheckPoint
+from rocketstore.remoting.groups import ConsumeStats
+from rocketstore.remoting.pop import ACKED_MAX, ACKS_MAX, CheckPoint
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import RequestMode

@@ -10,9 +10,8 @@ from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FRAME_BYTES_MAX
 from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_remoting.administration import SlaveSource
-from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
-from rocketstore.remoting.bodies.stats import ConsumeQueueBody
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumeQueueBody, ConsumerOffsetTable, CorrectionOffsets, DelayOffsetTable
 from rocketstore.state.changes import GroupConfig, QueueOffset, TopicConfig
 from rocketstore.types import BrokerRole
 from tests.support.remoting import RemotingSocket

@@ -21,9 +21,8 @@ from rocketstore.broker.mastership import GroupView
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import registration as registration_module
 from rocketstore.broker_remoting.registration import TERM_FIELD, NameServerRegistration, addresses_of
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo
-from rocketstore.remoting.bodies.topics import RegisterBrokerBody
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, RegisterBrokerBody
 from rocketstore.state.changes import TopicConfig
 from tests.support.waiting import PATIENCE_S
 from tests.unit.rocketstore.broker.harness import Harness

@@ -10,11 +10,17 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.permissions import PUB, SUB, Need
 from rocketstore.broker.refusal import Refusal
 from rocketstore.broker_remoting.requests import REQUESTS, action_of, resource_of
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupList
-from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigList
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.group_offsets import CommitGroupOffsets, CommitPosition, FetchOffsets
+from rocketstore.remoting.extensions import CommitGroupOffsets, CommitPosition, FetchOffsets
+from rocketstore.remoting.groups import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+)
+from rocketstore.remoting.topics import TopicConfigData, TopicConfigList
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 

@@ -9,9 +9,9 @@ import pytest
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from rocketstore.broker.mastership import GroupView
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig
-from rocketstore.remoting.bodies.topics import TopicConfigData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import SubscriptionGroupConfig
+from rocketstore.remoting.topics import TopicConfigData
 from rocketstore.state.attributes import ExponentialRetryDelays, FixedRetryDelays, RetryPolicy
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import BrokerRole, MessageType

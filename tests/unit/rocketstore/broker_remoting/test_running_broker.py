@@ -11,11 +11,10 @@ from dledger.conditions import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.statistics import Sample, Statistics, Total
-from rocketstore.remoting.bodies.clients import CheckClientBody, SubscriptionData
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import RuntimeInfo
-from rocketstore.remoting.bodies.stats import BrokerStatsData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import BrokerStatsData, CheckClientBody, SubscriptionData
+from rocketstore.remoting.runtime import RuntimeInfo
+from rocketstore.remoting.topics import KVTable
 from rocketstore.state.changes import GroupConfig
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness, captured

@@ -12,12 +12,12 @@ from dledger.remoting.frame import Frame
 from rocketstore.broker.transactions.halves import check_record
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting import sends
-from rocketstore.broker_remoting.links import RemotingLink
+from rocketstore.broker_remoting.clients import RemotingLink
 from rocketstore.message.ids import offset_message_id, parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record, encode_record
-from rocketstore.remoting.bodies.clients import HeartbeatData, ProducerData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import HeartbeatData, ProducerData
 from rocketstore.state.changes import DeleteTopic, PutTopic, QueueOffset, TopicConfig
 from rocketstore.state.tables import Tables
 from rocketstore.types import HALF_TOPIC, OP_TOPIC, BrokerRole, PutMessageStatus, PutResult

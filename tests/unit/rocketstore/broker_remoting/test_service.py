@@ -21,10 +21,9 @@ from rocketstore.message.message import SYS_FLAG_COMMITTED, Message
 from rocketstore.message.properties import join_properties
 from rocketstore.message.record import decode_record
 from rocketstore.message.timed import decode_handle
-from rocketstore.remoting.bodies.clients import ConsumerIdList, LockedQueuesBody, LockQueuesBody
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.topics import TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerIdList, LockedQueuesBody, LockQueuesBody
+from rocketstore.remoting.topics import MessageQueue, TopicConfigTable
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import TIMED_TOPIC, BrokerRole
 from tests.support.remoting import RemotingSocket, pull_fields, send_fields

@@ -7,17 +7,19 @@ import json
 import pytest
 
 from dledger.remoting.codes import AnswerCode
-from rocketstore.remoting.bodies.clients import ConsumerConnectionList, ProducerConnectionList, ProducersByGroup
-from rocketstore.remoting.bodies.groups import GroupList
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.stats import (
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import (
+    ConsumerConnectionList,
     ConsumeStats,
     ConsumeStatsList,
     ConsumeTimeSpans,
+    GroupList,
+    ProducerConnectionList,
+    ProducersByGroup,
     TopicOffset,
     TopicStatsTable,
 )
-from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.state.changes import TopicConfig
 from rocketstore.types import HIDDEN_TOPICS
 from tests.support.remoting import RemotingSocket

@@ -11,11 +11,11 @@ import pytest
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.frame import Frame
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.broker_remoting.successor import SuccessorWatch
-from rocketstore.ha.proof import PROOF, PROVE, answer
-from rocketstore.remoting.bodies.ha import HaFacts
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, KVTable
+from rocketstore.broker_remoting.registration import SuccessorWatch
+from rocketstore.ha.log import PROOF, PROVE, answer_challenge
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import HaFacts
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, KVTable
 
 COMMON = Random(1).randbytes(40_000)
 
@@ -48,7 +48,7 @@ class Others:
         table = self._facts.table()
         if PROVE in frame.fields:
             self.asked += 1
-            table[PROOF] = answer(self._log, frame.fields[PROVE])
+            table[PROOF] = answer_challenge(self._log, frame.fields[PROVE])
         return frame.answer(body=KVTable(table).encode())
 
     async def close(self) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocketstore.broker_remoting import service
-from rocketstore.nameserver.kv import KvConfig
 from rocketstore.nameserver.service import NameService
 from rocketstore.nameserver.settings import NameServerConfig
-from rocketstore.nameserver.tables import RouteTables
+from rocketstore.nameserver.tables import KvConfig, RouteTables
 from rocketstore.remoting.codes import OwnCode, RequestCode
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 from tests.unit.rocketstore.nameserver.support import LIMITS

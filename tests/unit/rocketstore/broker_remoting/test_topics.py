@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker.mastership import GroupView
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from tests.support.remoting import RemotingSocket
 from tests.unit.rocketstore.broker_remoting.harness import RemotingHarness
 

@@ -8,10 +8,9 @@ import pytest
 
 from dledger.remoting.codes import OUTCOME_FIELD, AnswerCode
 from rocketstore.broker.mastership import GroupView
-from rocketstore.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupTable
-from rocketstore.remoting.bodies.routes import TopicList
-from rocketstore.remoting.bodies.topics import TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rocketstore.remoting.topics import TopicConfigData, TopicConfigTable, TopicList
 from rocketstore.state.changes import GroupConfig, TopicConfig
 from rocketstore.types import HIDDEN_TOPICS, BrokerRole
 from tests.support.remoting import RemotingSocket

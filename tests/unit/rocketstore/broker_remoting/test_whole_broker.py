@@ -12,10 +12,9 @@ from dledger.config import AccessConfig
 from dledger.remoting.codes import AnswerCode
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.stats import ConsumeQueueBody, ConsumeStats, TopicOffset, TopicStatsTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumeQueueBody, ConsumeStats, TopicOffset, TopicStatsTable
+from rocketstore.remoting.topics import KVTable, MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.remoting import RemotingSocket, pull_fields
 from tests.support.waiting import wait_until

@@ -27,10 +27,9 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client import blocking, loop_thread
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.admin_records import TopicInfo
-from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing
-from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.errors import PreparedMessage, SendResult, TransactionState
+from rocketstore.client.aio.outgoing import OutgoingMessage, PipelineLimits, outgoing
 from rocketstore.client.aio.producer import ProducerOptions
-from rocketstore.client.aio.results import PreparedMessage, SendResult, TransactionState
 from rocketstore.client.blocking import Admin, HandOver, Producer
 from rocketstore.client.loop_thread import ClientThread
 from rocketstore.message.message import Message

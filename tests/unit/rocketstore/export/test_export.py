@@ -18,8 +18,8 @@ from dledger.types import LogIndex
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.units import UNIT_BYTES, pack_unit
 from rocketstore.export import run
+from rocketstore.export.directories import StateRecords
 from rocketstore.export.run import Choices, export_member
-from rocketstore.export.state import StateRecords
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.message.timed import make_timed, recall_message

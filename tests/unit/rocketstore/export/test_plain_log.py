@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dledger.store.fs import FileSystem
-from rocketstore.export import plain_log
-from rocketstore.export.plain_log import HalfPlaces, PlainLogWriter
+from rocketstore.export import directories
+from rocketstore.export.directories import HalfPlaces, PlainLogWriter
 from tests.crash.crash_fs import RecordingFs
 
 
 def test_a_closed_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file after its last write, the last one included, and their names: the export gets its name after that."""
-    monkeypatch.setattr(plain_log, "_WRITE_BYTES", 250)
+    monkeypatch.setattr(directories, "_WRITE_BYTES", 250)
     fs = RecordingFs()
     log = PlainLogWriter(fs, tmp_path, 1000, 0)
     for _ in range(25):
@@ -33,7 +33,7 @@ def test_a_closed_log_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_every_half_message_is_found_in_memory_or_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be more than memory holds; what never was is not found."""
-    monkeypatch.setattr(plain_log, "_PAIRS_IN_MEMORY", 10)
+    monkeypatch.setattr(directories, "_PAIRS_IN_MEMORY", 10)
     path = tmp_path / "halves"
     places = HalfPlaces(FileSystem(), path)
     for number in range(57):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketstore.export.state import StateRecords
+from rocketstore.export.directories import StateRecords
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, RecordHead
 from rocketstore.verification.verify import LogPart
 

@@ -8,7 +8,7 @@ from dledger.access.guard import NotAuthenticatedError
 from dledger.access.quota import TooManyWaitsError
 from dledger.errors import AccessDeniedError, InvalidRequestError, PendingFullError
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.grpc.codes import ANSWERED, RejectedError, is_limit, status_of
+from rocketstore.grpc.calls import ANSWERED, RejectedError, is_limit, status_of
 from rocketstore.pb import definition_pb2 as pb
 
 

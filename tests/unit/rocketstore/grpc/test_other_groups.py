@@ -12,12 +12,11 @@ from dledger.remoting.client import RemotingClient, UnreachableError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.topics import SeenTopic
-from rocketstore.grpc import other_groups
-from rocketstore.grpc.other_groups import OtherGroups, OtherPlace
-from rocketstore.grpc.routes import RouteCalls, endpoints_of
+from rocketstore.grpc import routes
+from rocketstore.grpc.routes import OtherGroups, OtherPlace, RouteCalls, endpoints_of
 from rocketstore.pb import definition_pb2 as pb
-from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.codes import MemberCode, RequestCode
+from rocketstore.remoting.topics import BrokerData, QueueData, TopicRouteData
 from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
 
 ROUTE = TopicRouteData(
@@ -42,7 +41,7 @@ class FakeClient(RemotingClient):
 
     async def call(self, address: str, request: Frame, timeout_s: float) -> Frame:
         self.asked.append((address, request.code))
-        assert timeout_s <= other_groups.ASK_S_MAX
+        assert timeout_s <= routes.ASK_S_MAX
         if self.hanging:
             await asyncio.Event().wait()
         if address in self.silent:
@@ -120,7 +119,7 @@ def test_a_caller_that_gives_up_leaves_the_question_to_others() -> None:
 
 def test_no_more_topics_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes; whoever waits for it gets what there is here."""
-    monkeypatch.setattr(other_groups, "TOPICS_MAX", 2)
+    monkeypatch.setattr(routes, "TOPICS_MAX", 2)
 
     async def act(groups: OtherGroups, client: FakeClient) -> None:
         client.hanging = True

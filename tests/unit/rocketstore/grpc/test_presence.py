@@ -8,7 +8,7 @@ import pytest
 
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.mastership import GroupView
-from rocketstore.grpc import presence
+from rocketstore.grpc import routes
 from tests.support.waiting import wait_until
 from tests.unit.rocketstore.grpc.harness import GatewayClient, GatewayHarness
 
@@ -29,8 +29,8 @@ def other() -> Iterator[Member]:
 
 @pytest.fixture
 def one(other: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
-    monkeypatch.setattr(presence, "ASK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(presence, "SILENT_S_MAX", 0.3)
+    monkeypatch.setattr(routes, "ASK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(routes, "SILENT_S_MAX", 0.3)
     with Member() as harness:
         own = harness.config.node_id
         where = {own: f"127.0.0.1:{harness.remoting_port}", "n1": f"127.0.0.1:{other.remoting_port}"}

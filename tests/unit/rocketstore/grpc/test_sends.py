@@ -21,7 +21,7 @@ import pytest
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import KIB
-from rocketstore.grpc.codes import RejectedError
+from rocketstore.grpc.calls import RejectedError
 from rocketstore.grpc.sends import Recalls
 from rocketstore.message.message import Message
 from rocketstore.message.properties import BROKER_ONLY

@@ -17,9 +17,9 @@ from dledger.rpc.loops import LoopThread
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.flush import FlushDone
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.ha.epoch import EpochFile
+from rocketstore.ha.log import HaIdentity, HaLog, HaPace
 from rocketstore.ha.master import HaMaster
-from rocketstore.ha.ports import HaIdentity, HaLog, HaPace
+from rocketstore.ha.promotion import EpochFile
 from rocketstore.ha.slave import HaSlave
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FrameReader

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
-from rocketstore.ha.epoch import EPOCH_FILE, EpochFile
+from rocketstore.ha.promotion import EPOCH_FILE, EpochFile
 
 
 def epoch(directory: Path) -> EpochFile:

@@ -11,7 +11,7 @@ import pytest
 
 from dledger.rpc import loops, tls
 from dledger_cli import certs
-from rocketstore.ha.inbox import ROOM_BYTES, Inbox
+from rocketstore.ha.slave import ROOM_BYTES, Inbox
 from tests.support.certificates import files
 
 TIMEOUT_S = 60

@@ -8,7 +8,7 @@ import pytest
 
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
-from rocketstore.ha.memory import MEMORY_FILE, KnownMaster, SlaveMemory
+from rocketstore.ha.promotion import MEMORY_FILE, KnownMaster, SlaveMemory
 
 KNOWN = KnownMaster("m:10912", 1000, 900, 1_700_000_000_000, 1_699_999_999_000)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger_cli.commands import ha
 from rocketstore.ha.promotion import CONTACT_MS_MAX, Loss, Master, OtherSlave, checks
-from rocketstore.remoting.bodies.ha import NEVER, HaFacts
+from rocketstore.remoting.runtime import NEVER, HaFacts
 
 OWN = HaFacts(True, 3, 1000, "refused", master="m:10912", master_end=1000, lag_ms=500, contact_ms=500)
 GONE = Master("m:10912", False, "port for slaves: refused")

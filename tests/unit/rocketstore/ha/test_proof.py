@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from rocketstore.ha.proof import BLOCK_BYTES, LEAST_BYTES, answer, challenge, is_empty
+from rocketstore.ha.log import BLOCK_BYTES, LEAST_BYTES, answer_challenge, challenge, is_empty
 
 
 class Bytes:
@@ -36,9 +36,9 @@ def test_who_has_the_log_up_to_there_proves_it(end: int) -> None:
         again = challenge(own, end, Random(seed))
         assert wanted is not None
         assert again is not None
-        assert answer(Bytes(LOG[:end] + b"others"), wanted.text) == wanted.digest != again.digest
-        assert answer(Bytes(LOG[: min(end, len(LOG)) - 1]), wanted.text) in ("", wanted.digest)
-        assert answer(Bytes(Random(2).randbytes(19_000)), wanted.text) != wanted.digest
+        assert answer_challenge(Bytes(LOG[:end] + b"others"), wanted.text) == wanted.digest != again.digest
+        assert answer_challenge(Bytes(LOG[: min(end, len(LOG)) - 1]), wanted.text) in ("", wanted.digest)
+        assert answer_challenge(Bytes(Random(2).randbytes(19_000)), wanted.text) != wanted.digest
 
 
 def test_all_of_the_log_may_be_asked_for() -> None:
@@ -74,7 +74,7 @@ def test_what_anybody_could_guess_proves_nothing(data: bytes) -> None:
 )
 def test_nobody_may_ask_for_anything_else(asked: str) -> None:
     """Digests of few bytes, or of places that move byte by byte, would tell the bytes."""
-    assert answer(Bytes(LOG), asked.replace("{n}", "a" * 32)) == ""
+    assert answer_challenge(Bytes(LOG), asked.replace("{n}", "a" * 32)) == ""
 
 
 def test_expired_files_are_not_asked_for() -> None:
@@ -82,5 +82,5 @@ def test_expired_files_are_not_asked_for() -> None:
     own = Bytes(LOG, begin=8192)
     wanted = challenge(own, own.max_offset, Random(1))
     assert wanted is not None
-    assert answer(own, wanted.text) == wanted.digest
-    assert answer(Bytes(LOG[12_288:], begin=20_480), "8192,4096," + "a" * 32) == ""
+    assert answer_challenge(own, wanted.text) == wanted.digest
+    assert answer_challenge(Bytes(LOG[12_288:], begin=20_480), "8192,4096," + "a" * 32) == ""

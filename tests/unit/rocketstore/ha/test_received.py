@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.ha.received import DamagedStreamError, ReceivedLog, ReceivedStretch
+from rocketstore.ha.slave import DamagedStreamError, ReceivedLog, ReceivedStretch
 from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, encode_record
 from tests.unit.rocketstore.commit_log.support import FILE_BYTES

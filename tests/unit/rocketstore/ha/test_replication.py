@@ -17,9 +17,8 @@ from dledger.rpc.tls import TlsStream
 from dledger_cli import certs
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import master as master_module
+from rocketstore.ha.log import HaPace, tail_of
 from rocketstore.ha.master import GREETING_MAX_PER_HOST
-from rocketstore.ha.ports import HaPace
-from rocketstore.ha.tail import tail_of
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.ha.wire import FRAME, GREETING, REPORT, TAIL_BYTES, VERDICT, FrameReader, SlaveVerdict, SlaveWords
 from rocketstore.types import FlushDiskType, PutMessageStatus

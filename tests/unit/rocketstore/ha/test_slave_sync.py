@@ -10,8 +10,8 @@ import pytest
 from dledger.remoting.client import RemotingClient, UnreachableError
 from dledger.remoting.frame import Frame
 from dledger.rpc import loops
+from rocketstore.ha.service import SlaveSync
 from rocketstore.ha.slave import MasterView
-from rocketstore.ha.slave_sync import SlaveSync
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore

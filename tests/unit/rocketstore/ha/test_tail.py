@@ -7,8 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from rocketstore.ha.ports import HaLog
-from rocketstore.ha.tail import ZEROS_BYTES_MAX, tail_of
+from rocketstore.ha.log import ZEROS_BYTES_MAX, HaLog, tail_of
 
 
 class Bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rocketstore.nameserver.tables import BrokerRegistration, RouteTables, TableLimits
-from rocketstore.remoting.bodies.routes import QueueData
-from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.topics import DataVersion, QueueData
 
 LIMITS = TableLimits(brokers_max=10, addresses_max=20, topics_max=10, places_max=20)
 

@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.codes import RequestError
 from dledger.store.fs import FileSystem
-from rocketstore.nameserver.kv import NAME_CHARS_MAX, VALUE_CHARS_MAX, KvConfig
+from rocketstore.nameserver.tables import NAME_CHARS_MAX, VALUE_CHARS_MAX, KvConfig
 
 
 class _FullDisk(FileSystem):

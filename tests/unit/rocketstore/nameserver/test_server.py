@@ -26,8 +26,8 @@ from rocketstore.nameserver import service as service_module
 from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.service import DECODED_AT_ONCE_BYTES_MAX, NameService
 from rocketstore.nameserver.tables import SILENCE_MS, RouteTables
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import DataVersion, RegisterBrokerBody
 from tests.unit.rocketstore.nameserver.wire import TIMEOUT_S, Caller, calling, config_in, running
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 

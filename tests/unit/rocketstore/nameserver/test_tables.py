@@ -8,8 +8,7 @@ import pytest
 
 from dledger.remoting.codes import RequestError
 from rocketstore.nameserver.tables import SILENCE_MS, SYS_FLAG_UNIT, SYS_FLAG_UNIT_SUB, BrokerRegistration, TableLimits
-from rocketstore.remoting.bodies.routes import QueueData
-from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.topics import DataVersion, QueueData
 from tests.unit.rocketstore.nameserver.support import LIMITS, addresses, new_tables, queues_of, registration
 
 

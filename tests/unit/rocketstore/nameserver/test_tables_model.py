@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketstore.nameserver.tables import SILENCE_MS, BrokerRegistration
-from rocketstore.remoting.bodies.routes import QueueData
-from rocketstore.remoting.bodies.topics import DataVersion
+from rocketstore.remoting.topics import DataVersion, QueueData
 from tests.unit.rocketstore.nameserver.support import new_tables
 
 _NAMES = st.sampled_from(["g", "h"])

@@ -14,9 +14,9 @@ from dledger.remoting.frame import LENGTH_BYTES, Frame, cut, encode
 from dledger.values import parse_address
 from rocketstore.nameserver.server import NameServer
 from rocketstore.nameserver.settings import NameServerConfig
-from rocketstore.remoting.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import RegisterBrokerHeader, write_header
+from rocketstore.remoting.topics import DataVersion, RegisterBrokerBody, TopicConfigData, TopicConfigTable
 
 TIMEOUT_S = 120.0
 

@@ -5,41 +5,39 @@ from __future__ import annotations
 import pytest
 
 from dledger.remoting.codes import Language, RequestError
-from rocketstore.remoting.bodies.clients import (
+from rocketstore.remoting.body import Body
+from rocketstore.remoting.groups import (
     CLIENT_BYTES_MAX,
     GROUPS_MAX,
     SUBSCRIPTIONS_MAX,
     TAGS_MAX,
+    BrokerStatsData,
+    BrokerStatsItem,
     CheckClientBody,
     ClientConnection,
+    ConsumeOffset,
+    ConsumeQueueBody,
+    ConsumeQueueData,
     ConsumerConnectionList,
+    ConsumerStatusBody,
+    ConsumeStats,
+    ConsumeStatsList,
+    ConsumeTimeSpans,
+    CorrectionOffsets,
+    GroupList,
     HeartbeatData,
     LockQueuesBody,
     ProducerConnectionList,
     ProducerInfo,
     ProducersByGroup,
-    SubscriptionData,
-)
-from rocketstore.remoting.bodies.groups import CorrectionOffsets, GroupList, SubscriptionGroupConfig
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import TopicList
-from rocketstore.remoting.bodies.stats import (
-    BrokerStatsData,
-    BrokerStatsItem,
-    ConsumeOffset,
-    ConsumeQueueBody,
-    ConsumeQueueData,
-    ConsumerStatusBody,
-    ConsumeStats,
-    ConsumeStatsList,
-    ConsumeTimeSpans,
     QueueOffsetForC,
     QueueTimeSpan,
     ResetOffsetBody,
     ResetOffsetBodyForC,
+    SubscriptionData,
+    SubscriptionGroupConfig,
 )
-from rocketstore.remoting.bodies.topics import DataVersion
-from rocketstore.remoting.body import Body
+from rocketstore.remoting.topics import DataVersion, MessageQueue, TopicList
 from rocketstore.types import ConsumeType, MessageModel
 
 MQ = '{"brokerName":"b","queueId":1,"topic":"t"}'

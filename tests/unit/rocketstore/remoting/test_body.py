@@ -10,11 +10,10 @@ import pytest
 
 from dledger.records import record
 from dledger.remoting.codes import RequestError
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from rocketstore.remoting.body import ITEMS_MAX, TEXT_CHARS_MAX, AtMost, Body, NullableText
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData
 from rocketstore.remoting.headers import Int32, Int64, Named
+from rocketstore.remoting.topics import BrokerData, MessageQueue, QueueData, TopicRouteData
 from rocketstore.types import ConsumeType, MessageModel
 
 

@@ -12,20 +12,20 @@ import pytest
 from dledger.remoting.codes import Language
 from dledger.remoting.fastjson import loads
 from dledger.remoting.frame import Frame, cut, decode, encode
-from rocketstore.remoting.bodies.clients import (
+from rocketstore.remoting.body import Body
+from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import (
     ConsumerIdList,
+    ConsumerOffsetTable,
+    ConsumeStats,
+    DelayOffsetTable,
     HeartbeatData,
     LockedQueuesBody,
     LockQueuesBody,
     SubscriptionData,
+    SubscriptionGroupTable,
+    TopicStatsTable,
 )
-from rocketstore.remoting.bodies.groups import ConsumerOffsetTable, DelayOffsetTable, SubscriptionGroupTable
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import ClusterInfo, KVTable, TopicRouteData
-from rocketstore.remoting.bodies.stats import ConsumeStats, TopicStatsTable
-from rocketstore.remoting.bodies.topics import RegisterBrokerBody, TopicConfigTable, body_crc32
-from rocketstore.remoting.body import Body
-from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     BrokerHeader,
     CheckTransactionHeader,
@@ -49,6 +49,15 @@ from rocketstore.remoting.headers import (
     UpdateOffsetHeader,
     read_header,
     write_header,
+)
+from rocketstore.remoting.topics import (
+    ClusterInfo,
+    KVTable,
+    MessageQueue,
+    RegisterBrokerBody,
+    TopicConfigTable,
+    TopicRouteData,
+    body_crc32,
 )
 from rocketstore.types import ConsumeFromWhere, ConsumeType, MessageModel
 from tests.unit.rocketstore.remoting.golden_frames import BINARY, CPP, GO, GOLDEN

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dledger.remoting.codes import RequestError
-from rocketstore.remoting.group_offsets import (
+from rocketstore.remoting.extensions import (
     QUEUES_MAX,
     CommitGroupOffsets,
     FetchedOffsets,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketstore.remoting.bodies.ha import NEVER, SLAVES_MAX, TEXT_MAX, FollowerFacts, HaFacts
+from rocketstore.remoting.runtime import HA_TEXT_MAX, NEVER, SLAVES_MAX, FollowerFacts, HaFacts
 
 SLAVE = HaFacts(
     True, 4, 900, "silent", master="m:1", is_connected=True, master_end=950, lag_bytes=50, lag_ms=70, contact_ms=3
@@ -52,7 +52,7 @@ def test_malformed_values_count_as_not_said() -> None:
     """Of any broker that is registered; long texts are cut."""
     table = SLAVE.table() | {"haEpoch": "x" * 30, "haEndOffset": "9" * 30, "haLagMs": "-7", "haProblem": "p" * 1000}
     found = HaFacts.of(table)
-    assert found == replace(SLAVE, epoch=0, end=0, lag_ms=NEVER, problem="p" * TEXT_MAX)
+    assert found == replace(SLAVE, epoch=0, end=0, lag_ms=NEVER, problem="p" * HA_TEXT_MAX)
     many = HaFacts.of(MASTER.table() | {"haSlaves": "1,h:1,2,3,4,true;" * 1000 + "nonsense"})
     assert many is not None
     assert len(many.followers) == SLAVES_MAX

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dledger.remoting.codes import RequestError
-from rocketstore.remoting.numbered_sends import (
+from rocketstore.remoting.extensions import (
     NumberedMessage,
     NumberedSend,
     decode_name,

@@ -11,10 +11,19 @@ import pytest
 
 from dledger.remoting.codes import RequestError
 from rocketstore.remoting import pop
-from rocketstore.remoting.bodies.pop import AssignmentsBody, BatchAckBody, QueryAssignmentBody, QueueAssignment
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.headers import read_header, write_header
-from rocketstore.remoting.pop import CheckPoint, PopHeader, message_offsets, order_counts, start_offsets
+from rocketstore.remoting.pop import (
+    AssignmentsBody,
+    BatchAckBody,
+    CheckPoint,
+    PopHeader,
+    QueryAssignmentBody,
+    QueueAssignment,
+    message_offsets,
+    order_counts,
+    start_offsets,
+)
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.types import MessageModel, RequestMode
 
 KINDS: dict[str, type[Any]] = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dledger.remoting.codes import FrameError, RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX, Frame, HeaderForm, head_of
+from rocketstore.broker_remoting.pulls import found_head, read_pull
 from rocketstore.remoting.headers import PullAnswer, PullHeader, read_header, write_header
-from rocketstore.remoting.pull_frames import found_head, read_pull
 from tests.support.remoting import pull_fields
 
 FIELDS = {name: str(value) for name, value in pull_fields("g", "T", subscription="a", expressionType="TAG").items()}

@@ -9,7 +9,8 @@ import pytest
 
 from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import FRAME_BYTES_MAX
-from rocketstore.remoting.bodies.topics import (
+from rocketstore.remoting.body import ITEMS_MAX
+from rocketstore.remoting.topics import (
     FILTER_SERVERS_MAX,
     DataVersion,
     RegisterBrokerBody,
@@ -17,7 +18,6 @@ from rocketstore.remoting.bodies.topics import (
     TopicConfigTable,
     body_crc32,
 )
-from rocketstore.remoting.body import ITEMS_MAX
 
 TOPICS = TopicConfigTable(
     DataVersion(3, 1795330144179),

@@ -9,8 +9,8 @@ import pytest
 from dledger.conditions import CONDITIONS_MAX, Condition
 from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import dumps
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import LOG_END, MEMBERS_MAX, TEXT_MAX, RuntimeInfo, own_table
+from rocketstore.remoting.runtime import LOG_END, MEMBERS_MAX, TEXT_MAX, RuntimeInfo, own_table
+from rocketstore.remoting.topics import KVTable
 from tests.unit.rocketstore.remoting.golden_frames import GOLDEN
 
 MEMBERS = {"n1": "h:2", "n0": "h:1", "n2": ""}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame, HeaderForm, cut
+from rocketstore.broker_remoting.sends import StoredAnswers, read_send
 from rocketstore.remoting.headers import SendAnswer, SendHeader, read_header, write_header
-from rocketstore.remoting.send_frames import StoredAnswers, read_send
 from tests.support.remoting import send_fields
 
 TEXTS = st.sampled_from(["", "0", "1", "-1", "4294967296", "true", "x", "T"])

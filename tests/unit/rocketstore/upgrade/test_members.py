@@ -10,7 +10,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
 from rocketstore.store.directory import StoreDirectory
-from rocketstore.upgrade.agreement import setting_problems, state_differences
+from rocketstore.upgrade.compare import setting_problems, state_differences
 from rocketstore.upgrade.members import find_members, in_use
 from tests.unit.rocketstore.upgrade.support import bodies, copied, write_broker
 

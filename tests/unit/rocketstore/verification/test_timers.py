@@ -10,8 +10,7 @@ import pytest
 
 from rocketstore.timer.files import TimerFiles
 from rocketstore.timer.hours import ENTRY, HOUR_MS, HOURS_FILE, NOTHING_DELIVERED, TimedProgress, hour_path
-from rocketstore.verification.compare import Bounds
-from rocketstore.verification.timers import TimerProblem, compare_timers
+from rocketstore.verification.compare import Bounds, TimerProblem, compare_timers
 from tests.unit.rocketstore.heads import STORE_MS
 from tests.unit.rocketstore.timer.test_files import HOUR, heads, timed
 

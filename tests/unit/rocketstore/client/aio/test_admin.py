@@ -19,8 +19,8 @@ from rocketstore.client.aio.admin_records import BrokerStatus, GroupInfo, TopicI
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from rocketstore.state.attributes import FixedRetryDelays
 from tests.support.on_loop import on_loop, until

@@ -19,7 +19,7 @@ from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import DelayLevelStatus, TopicInfo
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
 from tests.support.remoting import RemotingSocket

@@ -10,7 +10,7 @@ from rocketstore.client.aio.queue_reader import PulledBatch, QueueReader
 from rocketstore.client.aio.received import split_pulled
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop
 
 

@@ -18,8 +18,8 @@ from rocketstore.client.aio.queue_reader import QueueReader
 from rocketstore.client.aio.received import split_pulled
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record
-from rocketstore.remoting.bodies.clients import LockedQueuesBody, LockQueuesBody
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.groups import LockedQueuesBody, LockQueuesBody
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop, until
 
 QUEUE = MessageQueue("T", "b", 0)

@@ -19,7 +19,7 @@ from rocketstore.client.aio.errors import ClientClosedError, NotFoundError, Offs
 from rocketstore.client.aio.producer import Producer
 from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import DEADLINE_S, TOPIC, Sender, bodies, gather, until

@@ -9,13 +9,12 @@ import pytest
 from dledger.errors import ConfigError
 from rocketstore.client import Sql
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.broker_session import Subscriptions
+from rocketstore.client.aio.broker_session import Subscriptions, difference
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.errors import RefusedError
-from rocketstore.client.aio.subscription_check import difference
-from rocketstore.remoting.bodies.clients import SubscriptionData
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.groups import SubscriptionData
+from rocketstore.remoting.topics import MessageQueue
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import TOPIC, Sender, bodies, gather, until

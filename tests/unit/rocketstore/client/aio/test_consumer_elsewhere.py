@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rocketstore.client.aio.broker_session import Subscriptions
+from rocketstore.client.aio.broker_session import Subscriptions, difference
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.consumer_options import ConsumerOptions
 from rocketstore.client.aio.errors import ClientClosedError
-from rocketstore.client.aio.subscription_check import difference
-from rocketstore.remoting.bodies.clients import SubscriptionData
+from rocketstore.remoting.groups import SubscriptionData
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop
 from tests.unit.rocketstore.client.aio.harness import TOPIC, Sender, bodies, gather

@@ -7,7 +7,7 @@ import pytest
 from dledger.errors import ConfigError
 from rocketstore.client import Sql
 from rocketstore.client.aio.consumer import Consumer
-from rocketstore.client.aio.expressions import SQL92, Expression, tags_of_expression
+from rocketstore.client.aio.consumer_options import SQL92, Expression, tags_of_expression
 from rocketstore.message.properties import tags_code
 
 

@@ -9,10 +9,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
-from rocketstore.client.aio.errors import ClientError, TimedOutError
-from rocketstore.client.aio.futures import BatchedFuture, begin, settle
-from rocketstore.client.aio.outgoing import OutgoingMessage
-from rocketstore.client.aio.results import SendResult
+from rocketstore.client.aio.errors import ClientError, SendResult, TimedOutError
+from rocketstore.client.aio.outgoing import BatchedFuture, OutgoingMessage, begin, settle
 from rocketstore.message.message import Message
 from tests.support.on_loop import on_loop
 from tests.support.waiting import wait_until

@@ -11,12 +11,12 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio import group_addresses
+from rocketstore.client.aio import connections
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.remoting.bodies.routes import KVTable
-from rocketstore.remoting.bodies.runtime import own_table
+from rocketstore.client.aio.routes import RouteServers
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.runtime import own_table
+from rocketstore.remoting.topics import KVTable
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import ScriptedServer, Topics, scripted_server, silence
 
@@ -106,8 +106,8 @@ async def test_a_broker_that_is_not_there_keeps_the_address_at_which_it_was() ->
 @on_loop
 async def test_a_broker_that_is_frozen_delays_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has said once who it is: nothing is sent anywhere until the route is there."""
-    monkeypatch.setattr(group_addresses, "WAIT_S", 600.0)
-    monkeypatch.setattr(group_addresses, "ATTEMPT_S_MAX", 600.0)
+    monkeypatch.setattr(connections, "WAIT_S", 600.0)
+    monkeypatch.setattr(connections, "ATTEMPT_S_MAX", 600.0)
     async with published() as group, asyncio.timeout(30):
         before = await used(group.routes)
         group.servers[2].scripts[RUNTIME] = silence
@@ -139,7 +139,7 @@ async def test_a_broker_that_does_not_say_who_it_is_delays_a_route_a_little_only
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And what it says later counts then."""
-    monkeypatch.setattr(group_addresses, "WAIT_S", 0.01)
+    monkeypatch.setattr(connections, "WAIT_S", 0.01)
     async with published() as group:
         said = group.servers[1].scripts[RUNTIME]
         answer = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_a_broker_that_does_not_say_who_it_is_delays_a_route_a_little_only
 @on_loop
 async def test_nobody_waits_for_a_given_address_that_no_route_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a broker that left the group, or is frozen."""
-    monkeypatch.setattr(group_addresses, "WAIT_S", 60.0)
+    monkeypatch.setattr(connections, "WAIT_S", 60.0)
     async with published() as group:
         group.servers[2].scripts[RUNTIME] = silence
         group.topics.brokers["a"] = {0: TOLD["n1"], 1: TOLD["n2"]}

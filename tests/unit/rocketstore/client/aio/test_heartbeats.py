@@ -10,11 +10,10 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio import heartbeats as module
-from rocketstore.client.aio.cluster import Cluster
-from rocketstore.client.aio.heartbeats import Heartbeats
-from rocketstore.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from rocketstore.client.aio import cluster as module
+from rocketstore.client.aio.cluster import Cluster, Heartbeats
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import ConsumerData, HeartbeatData, ProducerData
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import ScriptedServer, Topics, scripted_server
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rocketstore.client.aio import messages_by_time
+from rocketstore.client.aio import admin_messages
 from rocketstore.client.aio.admin import Admin
+from rocketstore.client.aio.admin_messages import Page, read_page, span_of
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.aio.errors import ForbiddenError, MessageRefusedError, NotFoundError
-from rocketstore.client.aio.messages_by_time import Page, read_page, span_of
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop, until
 from tests.unit.rocketstore.test_server import plain, running
 
@@ -189,7 +189,7 @@ def test_little_more_is_pulled_than_is_shown(oldest_first: bool) -> None:
 
 def test_empty_places_are_not_passed_over_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may then have no message, and say that there are more."""
-    monkeypatch.setattr(messages_by_time, "EMPTY_PULLS_MAX", 3)
+    monkeypatch.setattr(admin_messages, "EMPTY_PULLS_MAX", 3)
     queues = Queues([[*range(3), *[HOLE] * 5000]])
 
     found = list(pages(queues))
@@ -201,15 +201,15 @@ def test_empty_places_are_not_passed_over_without_end(monkeypatch: pytest.Monkey
 def test_a_page_has_room_for_one_message_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """And for no more bytes than it may have if there are several."""
     queues = Queues([[1, 2, 3]])
-    monkeypatch.setattr(messages_by_time, "PAGE_BYTES_MAX", 250)
+    monkeypatch.setattr(admin_messages, "PAGE_BYTES_MAX", 250)
     assert [len(page) for page in pages(queues)] == [2, 1]
-    monkeypatch.setattr(messages_by_time, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(admin_messages, "PAGE_BYTES_MAX", 1)
     assert list(pages(queues)) == [[(0, 2)], [(0, 1)], [(0, 0)]]
 
 
 def test_large_messages_are_pulled_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones before them must not let a page pull, and keep, gigabytes."""
-    monkeypatch.setattr(messages_by_time, "PULLED_BYTES_MAX", 10_000)
+    monkeypatch.setattr(admin_messages, "PULLED_BYTES_MAX", 10_000)
     queues = Queues([range(1000)], fit=2)
     queues.size = 4000
 
@@ -221,7 +221,7 @@ def test_large_messages_are_pulled_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
 
 def test_a_topic_of_very_large_messages_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queues cannot be compared without one message of each; of one queue, each page has one."""
-    monkeypatch.setattr(messages_by_time, "PULLED_BYTES_MAX", 1000)
+    monkeypatch.setattr(admin_messages, "PULLED_BYTES_MAX", 1000)
     queues = Queues([[1, 2]] * 30)
 
     with pytest.raises(MessageRefusedError, match="of 30 queues have more than 0 MiB: choose one queue"):

@@ -18,13 +18,13 @@ from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.aio.connections import BrokerConnections
+from rocketstore.client.aio.errors import NO_OFFSET, SendResult
 from rocketstore.client.aio.outgoing import outgoing
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.queue_selection import OnFailure
-from rocketstore.client.aio.results import NO_OFFSET, SendResult
+from rocketstore.client.aio.queue_sends import OnFailure
 from rocketstore.message.message import Message
 from rocketstore.remoting.codes import OwnCode, RequestCode
-from rocketstore.remoting.numbered_sends import NumberedSend
+from rocketstore.remoting.extensions import NumberedSend
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import (
     MessageStore,

@@ -13,11 +13,11 @@ from rocketstore.client import blocking
 from rocketstore.client.aio import errors, numbered, pipeline, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.errors import NO_OFFSET
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.results import NO_OFFSET
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import refuses, silence, stores_silently
 from tests.unit.rocketstore.client.aio.test_numbered import NUMBERED, bodies, message, world

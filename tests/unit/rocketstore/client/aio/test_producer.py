@@ -13,16 +13,16 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
-from rocketstore.client.aio import errors, queue_selection, routes
+from rocketstore.client.aio import errors, queue_sends, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.client.aio.pending import PipelineLimits
+from rocketstore.client.aio.errors import SendStatus
+from rocketstore.client.aio.outgoing import PipelineLimits
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.results import SendStatus
 from rocketstore.message.message import Message
 from rocketstore.message.properties import java_hash
-from rocketstore.remoting.bodies.queues import MessageQueue
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import (
     MessageStore,
@@ -700,7 +700,7 @@ def test_brokers_that_failed_are_passed_over_for_a_while(monkeypatch: pytest.Mon
         for name in "ab":
             cache._brokers[name] = routes.RoutedBroker("C", name, {0: f"{name}:1"})
         parts = (routes.TopicQueues("a", 2, 2, 6), routes.TopicQueues("b", 2, 2, 6))
-        route, selector = routes.TopicRoute("T", parts), queue_selection.QueueSelector(cache)
+        route, selector = routes.TopicRoute("T", parts), queue_sends.QueueSelector(cache)
 
         def chosen(*tried: str) -> set[str]:
             return {selector.next(route, tried).broker_name for _ in range(8)}
@@ -713,7 +713,7 @@ def test_brokers_that_failed_are_passed_over_for_a_while(monkeypatch: pytest.Mon
         assert chosen() == {"a", "b"}
         selector.works_again("b")
         assert chosen() == {"b"}
-        monkeypatch.setattr(queue_selection, "AVOIDED_S", -1.0)
+        monkeypatch.setattr(queue_sends, "AVOIDED_S", -1.0)
         selector.avoid("a")
         assert chosen() == {"a", "b"}
         cache._brokers["b"] = routes.RoutedBroker("C", "b", {1: "b:1"})

@@ -10,17 +10,16 @@ import pytest
 
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio.errors import ClientError, TimedOutError
-from rocketstore.client.aio.outgoing import OutgoingMessage, outgoing
-from rocketstore.client.aio.pending import PendingMessages, PipelineLimits
+from rocketstore.client.aio.outgoing import OutgoingMessage, PendingMessages, PipelineLimits, outgoing
 from rocketstore.client.aio.queue_sends import QueueSends, in_time
 from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.message.message import Message
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 from tests.support.on_loop import on_loop
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.cluster import Cluster
-    from rocketstore.client.aio.queue_selection import QueueSelector
+    from rocketstore.client.aio.queue_sends import QueueSelector
 
 
 @on_loop

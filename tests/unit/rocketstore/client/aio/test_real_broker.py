@@ -15,8 +15,8 @@ from rocketstore.client.aio.producer import Producer
 from rocketstore.message.ids import parse_offset_message_id
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
-from rocketstore.remoting.bodies.routes import KVTable
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import KVTable
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until
 from tests.unit.rocketstore.test_server import alone, plain, running

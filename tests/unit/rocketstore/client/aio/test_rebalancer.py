@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketstore.client.aio.rebalancer import allocate, in_java_order_of_queues
-from rocketstore.remoting.bodies.queues import MessageQueue
+from rocketstore.remoting.topics import MessageQueue
 
 
 def queues_of(count: int) -> list[MessageQueue]:

@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
-from rocketstore.client.aio import errors, route_servers, routes
+from rocketstore.client.aio import errors, routes
 from rocketstore.client.aio.connections import BrokerConnections
-from rocketstore.client.aio.route_servers import RouteServers
-from rocketstore.client.aio.routes import RouteCache, RoutedBroker, TopicQueues, TopicRoute, parts_of
-from rocketstore.remoting.bodies.queues import MessageQueue
-from rocketstore.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from rocketstore.client.aio.routes import RouteCache, RoutedBroker, RouteServers, TopicQueues, TopicRoute, parts_of
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.topics import BrokerData, ClusterInfo, MessageQueue, QueueData, TopicRouteData
 from tests.support.on_loop import on_loop, until
 from tests.support.scripted_server import ScriptedServer, Topics, scripted_server, silence
 
@@ -330,7 +328,7 @@ async def test_a_name_server_that_was_restarted_is_not_believed_that_a_topic_is_
 
 @on_loop
 async def test_a_silent_server_costs_half_a_second_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_servers, "HEDGE_S", 0.02)
+    monkeypatch.setattr(routes, "HEDGE_S", 0.02)
     async with two_servers() as (servers, (first, second)):
         first.scripts[ROUTE] = silence
         Topics({"a": {0: "127.0.0.1:9"}}, {"T": {"a": 4}}).serve(second)

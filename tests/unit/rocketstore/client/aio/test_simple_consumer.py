@@ -12,8 +12,9 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.frame import Frame
 from rocketstore.client import Message
-from rocketstore.client.aio import Producer, SimpleConsumer, prefetch_buffer, simple_consumer
+from rocketstore.client.aio import Producer, SimpleConsumer, simple_consumer
 from rocketstore.client.aio.connections import BrokerConnections as Connections
+from rocketstore.client.aio.consumer_options import Sql
 from rocketstore.client.aio.errors import (
     ClientClosedError,
     ConnectionEndedError,
@@ -21,8 +22,7 @@ from rocketstore.client.aio.errors import (
     NotFoundError,
     TimedOutError,
 )
-from rocketstore.client.aio.expressions import Sql
-from rocketstore.client.aio.popped import PoppedMessage, read_popped
+from rocketstore.client.aio.received import PoppedMessage, read_popped
 from rocketstore.client.aio.routes import RouteCache, RoutedBroker
 from rocketstore.message.record import encode_record
 from rocketstore.remoting.codes import RequestCode
@@ -349,7 +349,7 @@ async def test_what_is_not_asked_for_in_time_is_given_back_and_that_is_no_attemp
     await asyncio.to_thread(broker.run, broker.broker.topics.put([TopicConfig("others", 1, 1)]))
     await asyncio.to_thread(broker.send, [b"a"])
     await asyncio.to_thread(broker.send, [b"b"], 0, "others")
-    monkeypatch.setattr(prefetch_buffer, "KEPT_SHARE", 0.01)
+    monkeypatch.setattr(simple_consumer, "KEPT_SHARE", 0.01)
     topics = [TOPIC, "others"]
     async with simple(broker, topics=topics) as busy, simple(broker, topics=topics) as idle:
         (first,) = await busy.receive(1, 20.0)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dledger.errors import ConfigError
-from rocketstore.client.aio import spans as client_spans
+from rocketstore.client.aio import tracing as client_spans
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import MessageRefusedError
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.client.aio.received import ConsumedMessage
-from rocketstore.client.aio.spans import OpenTelemetry
+from rocketstore.client.aio.tracing import OpenTelemetry
 from rocketstore.message.message import Message
 from rocketstore.server import BrokerServer
 from tests.support import lacking

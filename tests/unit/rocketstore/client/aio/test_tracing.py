@@ -11,10 +11,9 @@ import pytest
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_records import TopicInfo, Traced
 from rocketstore.client.aio.consumer import Consumer
-from rocketstore.client.aio.errors import ClientError
+from rocketstore.client.aio.errors import ClientError, PreparedMessage, TransactionState
 from rocketstore.client.aio.producer import Producer
 from rocketstore.client.aio.received import ConsumedMessage
-from rocketstore.client.aio.results import PreparedMessage, TransactionState
 from rocketstore.client.aio.tracing import _STATES, KEYS_MAX, WAITING_MAX, TraceWriter
 from rocketstore.message.message import Message
 from rocketstore.message.trace import TRACE_TOPIC, EndedTrace, SentTrace, decode_traces

@@ -15,14 +15,14 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.client.aio import errors, routes, transactions
+from rocketstore.client.aio.errors import PreparedMessage, SendStatus, TransactionState
 from rocketstore.client.aio.producer import Producer, ProducerOptions
-from rocketstore.client.aio.results import PreparedMessage, SendStatus, TransactionState
 from rocketstore.client.aio.transactions import Check, Transaction
 from rocketstore.message.ids import is_of_client
 from rocketstore.message.message import SYS_FLAG_COMPRESSED, SYS_FLAG_PREPARED, Message
 from rocketstore.message.record import decode_record, encode_record
-from rocketstore.remoting.bodies.clients import HeartbeatData
 from rocketstore.remoting.codes import RequestCode
+from rocketstore.remoting.groups import HeartbeatData
 from rocketstore.remoting.headers import CheckTransactionHeader, EndTransactionHeader, read_header, write_header
 from rocketstore.server import BrokerServer
 from tests.support.on_loop import on_loop, until

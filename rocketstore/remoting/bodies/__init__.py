@@ -1,1 +1,0 @@
-"""The JSON bodies, by subject; member names are RocketMQ's."""
