@@ -71,7 +71,7 @@ trap leave EXIT
 trap 'exit 143' TERM INT HUP
 flock 9
 flock --shared 8
-if ! start; then
+if ! start && ! start; then # dockerd gives containerd 15 s, which a busy machine may need for itself
     tail -n 5 "$dir/log" >&2
     trap - EXIT
     leave
