@@ -20,7 +20,7 @@ from dledger_spark.decode.records import Records, rows_of
 from dledger_spark.decode.slices import slices
 from dledger_spark.directory import Split, reading
 from dledger_spark.errors import BrokenRecordError
-from rocketstore.consume_queue.units import UNIT
+from rocketstore.consume_queue.files import UNIT
 from rocketstore.index.format import KEY, TopicHashes, hashes_in
 from rocketstore.message.checks import check_topic
 from rocketstore.message.message import SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION, DelayLevels, parse_level

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from dledger.store.format import parse_segment_name
-from rocketstore.consume_queue.units import FILLER, UNIT
+from rocketstore.consume_queue.files import FILLER, UNIT
 
 STAGING: Final = ".rebuild-"
 """Prefix of directories in which a rebuild is in progress."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dledger.store.format import segment_name
 from dledger_spark.decode.layout import Ints
 from dledger_spark.errors import PipelineError
-from rocketstore.consume_queue.units import FILLER_BYTES, UNIT_BYTES
+from rocketstore.consume_queue.files import FILLER_BYTES, UNIT_BYTES
 
 _GAP_FILES_MAX: Final = 16
 """As in the broker: a longer gap is damage, and must not fill the disk."""

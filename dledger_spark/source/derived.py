@@ -44,7 +44,7 @@ from dledger_spark.rebuild.install import sync_directory
 from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, write_rows
 from dledger_spark.source.batch import settle_worker
 from rocketstore.config import DEFAULT_DELAY_LEVELS
-from rocketstore.consume_queue.units import UNIT_BYTES
+from rocketstore.consume_queue.files import UNIT_BYTES
 from rocketstore.index.file import IndexShape
 from rocketstore.message.message import DelayLevels
 

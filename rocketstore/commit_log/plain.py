@@ -21,9 +21,16 @@ from dledger.store.mmap_file import Placement, UnreadableError
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.appender import RecordAppender, StoredStretch
 from rocketstore.commit_log.flush import CommitLogFlusher, FlushDone
-from rocketstore.commit_log.log_end import LOG_END_FILE, read_log_end, write_log_end
 from rocketstore.commit_log.port import NUMBERING_BYTES_MAX, NumberingEncoder, PutDone, SequenceDone, numbering_messages
-from rocketstore.commit_log.recovery import CLEAN_FILES, HeadsSink, PlainRecoveryReport, Recovery
+from rocketstore.commit_log.recovery import (
+    CLEAN_FILES,
+    LOG_END_FILE,
+    HeadsSink,
+    PlainRecoveryReport,
+    Recovery,
+    read_log_end,
+    write_log_end,
+)
 from rocketstore.config import MessageStoreConfig
 from rocketstore.mapped.allocation import AllocationService, TransientStorePool, check_sizes
 from rocketstore.mapped.queue import MappedFileQueue, OnForced, untold

@@ -29,22 +29,24 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file import Placement
-from rocketstore.consume_queue.directories import QueueDirectories
-from rocketstore.consume_queue.queue_ends import QueueEnd
-from rocketstore.consume_queue.repair import QueueRecovery, last_record_offset, prepare_directory, scan_file
-from rocketstore.consume_queue.units import (
+from rocketstore.consume_queue.files import (
     BROKEN,
     FILLER,
     FILLER_BYTES,
     UNIT_BYTES,
+    QueueDirectories,
+    QueueEnd,
+    QueueRecovery,
+    last_record_offset,
     pack_columns,
     pack_unit,
     pack_units,
     parse_units,
+    prepare_directory,
+    scan_file,
     unit_columns,
 )
-from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
-from rocketstore.mapped.file import StoreFile
+from rocketstore.mapped.file import DescriptorCache, StoreFile, is_out_of_descriptors
 from rocketstore.mapped.queue import MappedFileQueue, Unflushed
 from rocketstore.message.columns import Ints, UnitColumns
 from rocketstore.types import QueueKey, QueueUnit, RecordHead

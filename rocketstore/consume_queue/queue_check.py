@@ -20,8 +20,8 @@ from zlib import crc32
 
 from dledger.errors import CorruptLogError
 from rocketstore.commit_log.port import CommitLog
+from rocketstore.consume_queue.files import BROKEN, FILLER
 from rocketstore.consume_queue.queue import ConsumeQueue, First
-from rocketstore.consume_queue.units import BROKEN, FILLER
 from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import (
     CRC_MASK,

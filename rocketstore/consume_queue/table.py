@@ -22,12 +22,9 @@ from typing import Final
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably
-from rocketstore.consume_queue.directories import QueueDirectories
+from rocketstore.consume_queue.files import UNIT_BYTES, QueueDirectories, QueueEnd, QueueRecovery
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, QueueContext
-from rocketstore.consume_queue.queue_ends import QueueEnd
-from rocketstore.consume_queue.repair import QueueRecovery
-from rocketstore.consume_queue.units import UNIT_BYTES
-from rocketstore.mapped.descriptors import DescriptorCache
+from rocketstore.mapped.file import DescriptorCache
 from rocketstore.mapped.queue import Unflushed
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns

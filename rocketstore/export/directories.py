@@ -26,7 +26,7 @@ from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError
 from dledger.store.format import parse_segment_name, segment_name
 from dledger.store.fs import FileSystem, create_durably, make_dirs_durably
 from rocketstore.config import MIB
-from rocketstore.consume_queue.units import FILLER_BYTES, UNIT, UNIT_BYTES, pack_unit
+from rocketstore.consume_queue.files import FILLER_BYTES, UNIT, UNIT_BYTES, pack_unit
 from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.message.scan import RecordScanOutcome, scan_entries, scan_records

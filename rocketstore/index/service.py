@@ -42,7 +42,7 @@ from rocketstore.index.format import (
     key_hash,
     key_hashes,
 )
-from rocketstore.mapped.descriptors import is_out_of_descriptors
+from rocketstore.mapped.file import is_out_of_descriptors
 from rocketstore.message.columns import RecordColumns
 from rocketstore.types import RecordHead
 

@@ -29,8 +29,7 @@ from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file import Found, FoundFile, Placement, list_segments
 from rocketstore.mapped.allocation import AllocationService
-from rocketstore.mapped.descriptors import DescriptorCache, is_out_of_descriptors
-from rocketstore.mapped.file import StoreFile, create_sparse_file
+from rocketstore.mapped.file import DescriptorCache, StoreFile, create_sparse_file, is_out_of_descriptors
 
 DELETED_MAX: Final = 10
 """The maximum number of expired files that one call removes: unlinking gigabytes takes long."""

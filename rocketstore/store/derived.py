@@ -39,9 +39,9 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerErr
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB, MessageStoreConfig
+from rocketstore.consume_queue.files import QUEUE_ENDS_FILE, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.queue import QueueContext
 from rocketstore.consume_queue.queue_check import QueueCheck
-from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, read_queue_ends, write_queue_ends
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexLoad, IndexService
 from rocketstore.queue_numbers import LoggedNumbering, RepeatAlarm

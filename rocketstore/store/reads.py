@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from dledger.errors import CorruptLogError
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.consume_queue.files import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.queue_check import QueueCheck
-from rocketstore.consume_queue.units import BROKEN, FILLER, UNIT_BYTES
 from rocketstore.index.format import key_hash
 from rocketstore.index.service import IndexService
 from rocketstore.message.message import DelayLevels, Message

@@ -27,9 +27,9 @@ from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerErr
 from dledger.store.fs import TMP_SUFFIX
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB, MIB
+from rocketstore.consume_queue.files import FILLER
 from rocketstore.consume_queue.queue import ConsumeQueue
 from rocketstore.consume_queue.queue_check import BLOCK_UNITS, QueueCheck
-from rocketstore.consume_queue.units import FILLER
 from rocketstore.index.file import ADVICE, IndexFile
 from rocketstore.index.format import TopicHashes, key_hashes
 from rocketstore.index.service import IndexService, places_of

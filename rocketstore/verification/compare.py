@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dledger.store.format import parse_segment_name
 from dledger.store.fs import FileSystem, read_whole
-from rocketstore.consume_queue.units import FILLER, UNIT, UNIT_BYTES
+from rocketstore.consume_queue.files import FILLER, UNIT, UNIT_BYTES
 from rocketstore.index.file import HEADER_BYTES, IndexShape
 from rocketstore.index.format import ENTRIES, HEADER, KEY, IndexHeader, chained, seconds_since
 from rocketstore.store.directory import ABORT_FILE, CHECKPOINT_FILE, UNKNOWN, StoreCheckpointFile

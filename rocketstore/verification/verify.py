@@ -24,8 +24,8 @@ from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem
 from rocketstore.commit_log.base_log import find_plain_files
 from rocketstore.config import MIB, MessageStoreConfig
+from rocketstore.consume_queue.files import UNIT_BYTES
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import ENTRIES, KEY, TopicHashes, key_hashes
 from rocketstore.message.message import DelayLevels

@@ -24,10 +24,10 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from rocketstore.commit_log.log_end import LOG_END_FILE
+from rocketstore.commit_log.recovery import LOG_END_FILE
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.consume_queue import table
-from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE
+from rocketstore.consume_queue.files import QUEUE_ENDS_FILE
 from rocketstore.message.message import Message
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import FlushDiskType

@@ -18,7 +18,7 @@ from dledger.store import durable_state as node_checkpoint
 from dledger.store import format as entries
 from dledger.store.identity import StoreIdentity
 from dledger.types import HardState, NodeId, Standing, Term
-from rocketstore.consume_queue import units
+from rocketstore.consume_queue import files
 from rocketstore.index import format as index_format
 from rocketstore.message import record
 from rocketstore.store import directory as store_checkpoint
@@ -57,7 +57,7 @@ LAYOUTS: Final[dict[str, tuple[tuple[int, struct.Struct], ...]]] = {
     "checkpoint": ((0, node_checkpoint._RECORD),),
     "Message": ((0, record._STRUCTS[0]),),
     "End of a file": ((0, record.BLANK),),
-    "Consume queue unit": ((0, units._UNIT),),
+    "Consume queue unit": ((0, files._UNIT),),
     "Timed message": ((0, timer_entries.ENTRY.struct()),),
     "Index file header": ((0, index_format.HEADER),),
     "Index file entry": ((0, index_format.ENTRY),),
@@ -206,7 +206,7 @@ def test_fixed_numbers_of_the_document_are_those_of_the_code() -> None:
         f"`0x{record.MESSAGE_MAGIC & 0xFFFFFFFF:X}`",
         f"`0x{record.BLANK_MAGIC & 0xFFFFFFFF:X}`",
         f"{store_checkpoint.CHECKPOINT_BYTES} bytes",
-        f"({', '.join(map(str, units.FILLER))})",
+        f"({', '.join(map(str, files.FILLER))})",
     ):
         assert said in text, said
     assert all(f'"{name}"' in text for name in StoreIdentity.__dataclass_fields__)

@@ -48,8 +48,7 @@ from dledger_spark.option_values import offsets_value
 from rocketstore import queue_numbers as numbering_record
 from rocketstore.broker.reading import TagFilter
 from rocketstore.client.aio.received import split_records
-from rocketstore.consume_queue.queue_ends import QUEUE_ENDS_FILE, QueueEnd, read_queue_ends, write_queue_ends
-from rocketstore.consume_queue.units import parse_units
+from rocketstore.consume_queue.files import QUEUE_ENDS_FILE, QueueEnd, parse_units, read_queue_ends, write_queue_ends
 from rocketstore.index.format import IndexHeader, IndexSums, decode_sums, slot_blocks
 from rocketstore.message import batch
 from rocketstore.message import properties as message_properties

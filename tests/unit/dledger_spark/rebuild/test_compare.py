@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dledger_spark.rebuild.install import exchange, keep_expired_queues, remove_left_overs
 from dledger_spark.rebuild.key_index import IndexWriter
 from dledger_spark.rebuild.queues import QueueWriter
-from rocketstore.consume_queue.units import UNIT
+from rocketstore.consume_queue.files import UNIT
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import KEY
 from rocketstore.verification.compare import Bounds, Tally, compare_index, compare_queues, read_deleted

@@ -15,8 +15,8 @@ from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.errors import BrokenRecordError, PipelineError
 from dledger_spark.rebuild.queues import QueueWriter
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.files import UNIT
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.consume_queue.units import UNIT
 from rocketstore.message.record import PHYSICAL_OFFSET_AT
 from tests.support.sweeps import fewer
 from tests.unit.dledger_spark.rebuild.stores import index_files, put_all, queue_files, rebuild_here

@@ -11,7 +11,7 @@ import pytest
 from dledger_spark.errors import PipelineError
 from dledger_spark.rebuild import INDEX, QUEUES
 from dledger_spark.rebuild.rows import COLUMNS, KEYS_FILE, FileShapes, RebuildRow, Written, write_rows
-from rocketstore.consume_queue.units import UNIT
+from rocketstore.consume_queue.files import UNIT
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import KEY
 

@@ -10,10 +10,9 @@ import pytest
 from dledger.errors import CorruptLogError
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
-from rocketstore.commit_log.log_end import LOG_END_FILE
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.commit_log.recovery import Ending, judge
-from rocketstore.mapped.stop_record import write_stop_record
+from rocketstore.commit_log.recovery import LOG_END_FILE, Ending, judge
+from rocketstore.mapped.file import write_stop_record
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.types import RecordHead
 from tests.support.waiting import ManualClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from rocketstore.consume_queue.directories import QueueDirectories
+from rocketstore.consume_queue.files import QueueDirectories
 from tests.crash.crash_fs import FailingFs
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.store.fs import FileSystem
+from rocketstore.consume_queue.files import FILLER
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
-from rocketstore.consume_queue.units import FILLER
 from tests.unit.rocketstore.heads import head
 
 UNITS = 4

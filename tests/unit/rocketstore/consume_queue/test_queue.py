@@ -9,8 +9,8 @@ import pytest
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError
 from dledger.store.fs import FileSystem
+from rocketstore.consume_queue.files import FILLER
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, QueueContext, Repeated
-from rocketstore.consume_queue.units import FILLER
 from rocketstore.mapped.file import StoreFile
 from rocketstore.types import QueueUnit, RecordHead
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.store.fs import FileSystem
+from rocketstore.consume_queue.files import UNIT_BYTES, QueueRecovery
 from rocketstore.consume_queue.queue import ConsumeQueue
-from rocketstore.consume_queue.repair import QueueRecovery
-from rocketstore.consume_queue.units import UNIT_BYTES
 from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.unit.rocketstore.heads import heads
 

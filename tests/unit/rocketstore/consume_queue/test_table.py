@@ -13,10 +13,9 @@ import pytest
 
 from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from rocketstore.consume_queue import table as table_module
+from rocketstore.consume_queue.files import FILLER, QueueRecovery
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
-from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.consume_queue.units import FILLER
 from rocketstore.types import RecordHead
 from tests.crash.crash_fs import IO_ERROR, FailingFs, OpeningFs
 from tests.unit.rocketstore.heads import head

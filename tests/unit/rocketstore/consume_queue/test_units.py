@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketstore.consume_queue.units import FILLER, FILLER_BYTES, pack_unit, pack_units, parse_units, unit_columns
+from rocketstore.consume_queue.files import FILLER, FILLER_BYTES, pack_unit, pack_units, parse_units, unit_columns
 from rocketstore.types import QueueUnit
 from tests.unit.rocketstore.heads import head
 

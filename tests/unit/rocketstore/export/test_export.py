@@ -16,7 +16,7 @@ from dledger.store.fs import DiskUsage, FileSystem
 from dledger.store.verify import verify_node
 from dledger.types import LogIndex
 from rocketstore.config import MessageStoreConfig
-from rocketstore.consume_queue.units import UNIT_BYTES, pack_unit
+from rocketstore.consume_queue.files import UNIT_BYTES, pack_unit
 from rocketstore.export import run
 from rocketstore.export.directories import StateRecords
 from rocketstore.export.run import Choices, export_member

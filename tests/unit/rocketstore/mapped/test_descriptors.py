@@ -12,7 +12,7 @@ import pytest
 from dledger.errors import DiskError, DiskFullError
 from dledger.store.fs import FileSystem
 from rocketstore.consume_queue.table import ConsumeQueueTable
-from rocketstore.mapped.descriptors import CachedFile, Descriptor, DescriptorCache
+from rocketstore.mapped.file import CachedFile, Descriptor, DescriptorCache
 from tests.support.page_cache import _all_in_memory as _all_in_memory
 from tests.unit.rocketstore.heads import heads
 

@@ -12,8 +12,8 @@ import pytest
 from dledger.errors import CorruptLogError
 from dledger.store.fs import FileSystem
 from rocketstore.config import MessageStoreConfig
+from rocketstore.consume_queue.files import UNIT_BYTES
 from rocketstore.consume_queue.queue import ConsumeQueue
-from rocketstore.consume_queue.units import UNIT_BYTES
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import decode_record, encode_record, store_timestamp
 from rocketstore.store import reads

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rocketstore.consume_queue.files import QueueRecovery
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue
-from rocketstore.consume_queue.repair import QueueRecovery
 from rocketstore.consume_queue.table import ConsumeQueueTable
 from rocketstore.index.service import IndexLoad, IndexService
 from rocketstore.store.derived import QueueFindings, RecoveryFindings, RecoveryPlan, file_by_time, plan, recover
