@@ -71,7 +71,6 @@ class KeyValueMap(StateMachine):
         return bool(self._leases)
 
     def apply(self, entries: Sequence[Applied]) -> Sequence[bytes]:
-        """See ``StateMachine``."""
         results = []
         for entry in entries:
             self._expire(entry)
@@ -143,7 +142,6 @@ class KeyValueMap(StateMachine):
                 expired += 1
 
     def query(self, request: bytes) -> bytes:
-        """See ``StateMachine``."""
         asked: dict[str, Callable[[_Json], _Json]] = {"get": self._get, "watch": self._watch}
         try:
             wanted = json.loads(request)
@@ -195,7 +193,6 @@ class KeyValueMap(StateMachine):
         return _Saved(dict(self._items), list(self._events), self._forgotten)
 
     def load(self, reader: SnapshotReader) -> None:
-        """See ``StateMachine``."""
         lines = b"".join(iter(lambda: reader.read(MIB), b"")).splitlines()
         self._forgotten, events = json.loads(lines[0])
         self._events = deque((revision, key, value) for revision, key, value in events)

@@ -1,5 +1,7 @@
 """Input and output of commands: rich tables and progress bars on a terminal, plain text elsewhere.
 
+Times are read and shown here, and errors become a sentence on standard error and an exit code.
+
 Names, tags, addresses and errors come from anyone who can connect. They are escaped where they are shown, in logs,
 tables, errors and JSON, so that they do nothing to a terminal and begin no other line. Bodies that go to a pipe are
 data, and stay as they are.
@@ -8,6 +10,8 @@ data, and stay as they are.
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import ipaddress
 import json
 import os
@@ -15,15 +19,20 @@ import re
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, TypeVar
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
+from dledger.command_line.contexts import USED
 from dledger.conditions import Condition
+from dledger.errors import ConfigError, DLedgerError
+from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -186,7 +195,6 @@ def printable(body: bytes) -> str:
 
 
 def host_text(host: HostAddress) -> str:
-    """``ip:port``."""
     try:
         address = ipaddress.ip_address(host.ip)
     except ValueError:
@@ -257,3 +265,141 @@ def print_broker_tables(
         print_table(("broker", *columns), rows, least=least)
     else:
         print_table(columns, [row(one) for _, ones in found for one in ones], least=least)
+
+
+class Moment(click.ParamType[str | int]):
+    """A time: milliseconds since 1970, ISO 8601 (local time unless it has an offset), or an age (``30m``).
+
+    With ``ends``, also ``first`` and ``last``, which stay text.
+    """
+
+    name = "time"
+
+    def __init__(self, *, ends: bool = False) -> None:
+        self._ends = ends
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """Milliseconds since 1970, or the word."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if self._ends and text in ("first", "last"):
+            return text
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            return _moment_ms(text)
+        except ValueError:
+            words = "first, last, " if self._ends else ""
+            self.fail(f"invalid time {text!r}: use {words}2026-01-31T12:00, 30m (ago) or milliseconds", param, ctx)
+
+
+def _moment_ms(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if (ago_ms := parse_duration_ms(text, unit="")) >= 0:
+            return int(time.time() * 1000 - ago_ms)
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def start_of(moment: str | int) -> Literal["first", "last"] | int:
+    """Converts the value of ``Moment(ends=True)`` to a consumer's start."""
+    if isinstance(moment, int):
+        return moment
+    return "last" if moment == "last" else "first"
+
+
+def time_text(moment_ms: int) -> str:
+    """Local time to the millisecond; empty for no time."""
+    if moment_ms <= 0:
+        return ""
+    return datetime.fromtimestamp(moment_ms / 1000).astimezone().isoformat(" ", "milliseconds")[:23]
+
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNKNOWN_OUTCOME = 3
+EXIT_INTERRUPTED = 130
+"""After Ctrl-C, as shells have it; a server stops gracefully instead, with 0."""
+EXIT_CLOSED_PIPE = 141
+"""When nobody reads the output any more (``| head``): as if SIGPIPE had ended the command."""
+_CLICKS_OWN = ("Got unexpected ", "Invalid value", "Missing ", "No such ", "Option ")
+"""How click's own messages begin, which it writes as sentences."""
+
+
+class ErrorReportingGroup(click.Group):
+    """Turns the project's errors into a sentence on standard error and an exit code; no traceback.
+
+    ``writing`` names the commands after which an unknown outcome matters.
+    """
+
+    def __init__(self, *arguments: object, writing: frozenset[str] = frozenset(), **attributes: object) -> None:
+        super().__init__(*arguments, **attributes)  # type: ignore[arg-type]  # click's own
+        self._writing = writing
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Parse the options before the command."""
+        try:
+            return super().parse_args(context, arguments)
+        except click.UsageError as error:
+            _say(error)
+            context.exit(error.exit_code)
+        except BrokenPipeError:
+            context.exit(EXIT_CLOSED_PIPE)
+
+    def invoke(self, context: click.Context) -> object:
+        """Run the command."""
+        try:
+            return super().invoke(context)
+        except click.ClickException as error:
+            _say(error)
+            context.exit(error.exit_code)
+        except ConfigError as error:
+            for problem in error.problems:
+                _tell(problem)
+            _say_context(context)
+            context.exit(EXIT_USAGE)
+        except DLedgerError as error:
+            _tell(str(error))
+            _say_context(context)
+            unknown = error.outcome == "unknown" and context.invoked_subcommand in self._writing
+            if unknown:
+                click.echo("The outcome is unknown: it may or may not have happened. Check before you retry.", err=True)
+            context.exit(EXIT_UNKNOWN_OUTCOME if unknown else EXIT_FAILED)
+        except click.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # at a question
+                click.echo(err=True)
+                context.exit(EXIT_INTERRUPTED)
+            raise
+        except KeyboardInterrupt:
+            context.exit(EXIT_INTERRUPTED)
+        except OSError as error:
+            if error.errno == errno.EPIPE and error.filename is None:
+                context.exit(EXIT_CLOSED_PIPE)
+            if error.filename is None:
+                raise
+            _tell(f"{error.filename}: {error.strerror}")
+            context.exit(EXIT_FAILED)
+
+
+def _say(error: click.ClickException) -> None:
+    """As click does it, but in the style of all other errors."""
+    if isinstance(error, NoArgsIsHelpError):  # the help of a group of commands
+        error.show()
+        return
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", err=True)
+    text = error.format_message()
+    if text.startswith(_CLICKS_OWN):
+        text = text[0].lower() + text[1:]
+    _tell(text)
+
+
+def _tell(text: str) -> None:
+    """Errors quote what others say."""
+    click.echo(f"error: {escaped_lines(text)}", err=True)
+
+
+def _say_context(context: click.Context) -> None:
+    if USED in context.meta:
+        name = context.meta[USED]
+        click.echo(f"Context {name} was used: see `dledger context show {name}`.", err=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dledger_spark.catalog import register_topics
-from dledger_spark.session import spark_session
+from dledger_spark.session import register_topics, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,12 +19,12 @@ from dledger.errors import ConfigError
 from dledger.limits import FieldLimits, Range, Unit
 from dledger.values import MIB, parse_addresses, parse_boolean, parse_integer, parse_millis, parse_size
 from dledger_spark.errors import OptionError
-from dledger_spark.foreign_options import instead_of
 from dledger_spark.option_values import (
     EARLIEST,
     LATEST,
     choice_value,
     delimiter_value,
+    instead_of,
     names_value,
     offsets_value,
     path_value,

@@ -25,7 +25,7 @@ import click
 
 from dledger.errors import DLedgerError
 from dledger_cli.local.group import HOST, free_ports
-from dledger_cli.reporting import ErrorReportingGroup
+from dledger_cli.terminal import ErrorReportingGroup
 from dledger_spark.errors import PipelineError
 from dledger_spark.session import java_version
 

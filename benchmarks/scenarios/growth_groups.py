@@ -18,8 +18,7 @@ from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.failover import first_append_after
 from benchmarks.scenarios.growth import gibs
 from dledger.client import DLedgerClient
-from dledger_cli.local.group import LocalGroup
-from dledger_cli.local.several_groups import SeveralGroups
+from dledger_cli.local.group import LocalGroup, SeveralGroups
 
 GROUPS: Final = "growth_groups"
 FAILOVER: Final = "growth_log_failover"

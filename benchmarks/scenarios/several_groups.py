@@ -24,8 +24,8 @@ from benchmarks.scenarios.appends import BODY_BYTES, WINDOWS
 from benchmarks.scenarios.brokers import TOPIC, prepare
 from benchmarks.targets import BEFORE, ONE_GROUP
 from dledger.types import NodeId
-from dledger_cli.local.several_brokers import SeveralBrokers
-from dledger_cli.local.several_groups import SeveralGroups
+from dledger_cli.local.brokers import SeveralBrokers
+from dledger_cli.local.group import SeveralGroups
 
 APPENDS: Final = "groups_append"
 SENDS: Final = "groups_send"

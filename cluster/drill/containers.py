@@ -3,6 +3,8 @@
 The containers get nothing that a production broker would not have: no capabilities, a read-only root file system, one
 volume. Faults come from outside: the engine kills, pauses and disconnects; iptables rules that this host sets in a
 container's network namespace drop packets; a full disk is a full tmpfs volume.
+
+A group may also grow and shrink. A node that is no member has neither container nor volume.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import docker
 import requests
@@ -30,17 +32,22 @@ from cluster.drill.target import (
     SECURITY,
     SMALL_DISK_MIB,
     SMALL_FILES,
+    SPARES,
     TOOL_TIMEOUT_S,
     Direction,
     DrillError,
     MigrationForm,
     NotPossibleError,
+    change_members,
     plain_settings,
+    wait_until,
 )
-from cluster.drill.watch import wait_until
 from dledger.errors import DLedgerError
 from dledger.types import NodeId
 from rocketstore.client import Admin
+
+if TYPE_CHECKING:
+    import docker
 
 LISTEN_PORT: Final = 10911
 PEER_PORT: Final = 20911
@@ -88,7 +95,6 @@ class ContainerTarget:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """See ``DrillTarget``."""
         return self._all
 
     @property
@@ -254,7 +260,6 @@ class ContainerTarget:
             again(self._containers[node].pause)
 
     def resume(self, node: NodeId) -> None:
-        """Thaw it."""
         with _told():
             self._containers[node].unpause()
 
@@ -461,3 +466,57 @@ def _is_routed(address: str) -> bool:
     except FileNotFoundError:
         return False
     return any(not line.startswith("default") for line in done.stdout.splitlines())
+
+
+class ContainerMembers(ContainerTarget):
+    def __init__(self, client: docker.DockerClient, image: str, *, size: int, keep: bool = False) -> None:
+        super().__init__(client, image, size=size + SPARES, keep=keep)
+        self._members = list(self._all[:size])
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The present members."""
+        return tuple(self._members)
+
+    @property
+    def spares(self) -> tuple[NodeId, ...]:
+        return tuple(node for node in self._all if node not in self._members)
+
+    def add(self, node: NodeId) -> None:
+        """Start it, and wait until it votes."""
+        self._join(node)
+        self._change("add", self._place(node))
+        self._members.append(node)
+
+    def remove(self, node: NodeId) -> None:
+        """Remove it first: a member that is stopped before would be one less to count."""
+        self._change("remove", node)
+        self._members.remove(node)
+        self.stop(node)
+        self._discard(node)
+
+    def replace(self, lost: NodeId, node: NodeId) -> None:
+        """One command does both steps."""
+        self._join(node)
+        self._change("replace", lost, self._place(node))
+        self._members[self._members.index(lost)] = node
+        self._discard(lost)
+
+    def _join(self, node: NodeId) -> None:
+        """Start it; it waits until it is added."""
+        self._create(node)
+        self._start([node])
+
+    def _members_of(self, node: NodeId) -> tuple[NodeId, ...]:
+        """The present members, and the node itself."""
+        return self.nodes if node in self._members else (*self.nodes, node)
+
+    def _settings(self, node: NodeId) -> dict[str, str]:
+        settings = super()._settings(node)
+        return settings if node in self._members else {**settings, "dLegerJoin": "true"}
+
+    def _place(self, node: NodeId) -> str:
+        return f"{node}={self._hosts[node]}:{PEER_PORT}"
+
+    def _change(self, *words: str) -> None:
+        change_members((self.address(node) for node in self.nodes), GROUP, *words)

@@ -8,9 +8,8 @@ from typing import Final
 
 import click
 
-from cluster.drill.history import DrillEvent, EventKind
+from cluster.drill.history import DrillEvent, EventKind, FaultEffects
 from cluster.drill.runner import DrillResult
-from cluster.drill.timeline import FaultEffects
 from cluster.drill.verdict import DefectKind, DrillVerdict
 from dledger_cli import terminal
 

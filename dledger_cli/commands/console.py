@@ -13,10 +13,9 @@ import click
 from dledger.command_line import extras, flag_values
 from dledger.command_line.contexts import ContextOption
 from dledger.values import is_loopback, parse_address
-from dledger_cli import logs, process
-from dledger_cli.broker_target import BrokerTarget, precede
-from dledger_cli.connection import GroupTarget, group_options
+from dledger_cli import process
 from dledger_cli.console import CONSOLE_PACKAGES
+from dledger_cli.targets import BrokerTarget, GroupTarget, group_options, precede
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 TOKEN_VARIABLE = "DLEDGER_CONSOLE_TOKEN"
@@ -86,7 +85,7 @@ another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
 @click.option(
     "--log-level",
     envvar="DLEDGER_LOG_LEVEL",
-    type=click.Choice(logs.LEVELS),
+    type=click.Choice(process.LEVELS),
     default="warning",
     show_default=True,
     help="Log messages of this level and above.",
@@ -94,7 +93,7 @@ another machine: ssh -L 8080:127.0.0.1:8080 HOST.""",
 @click.option(
     "--log-format",
     envvar="DLEDGER_LOG_FORMAT",
-    type=click.Choice(logs.FORMATS),
+    type=click.Choice(process.FORMATS),
     default="text",
     show_default=True,
     help="Log as plain text, or as one JSON object per line.",
@@ -128,7 +127,7 @@ def console(  # noqa: PLR0913  # one parameter per option
     from dledger_cli.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules
     from dledger_cli.console.server import ConsoleServer, ListenAddress
 
-    logs.to_stderr(log_level, log_format)
+    process.to_stderr(log_level, log_format)
     if (https_cert is None) != (https_key is None):
         raise click.UsageError("--https-cert and --https-key must be given together")
     host, port = _host_and_port(listen)

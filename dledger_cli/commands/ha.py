@@ -17,9 +17,8 @@ import click
 from dledger.command_line import flag_values
 from dledger.values import address_text, parse_address
 from dledger_cli import process, terminal
-from dledger_cli.broker_target import BrokerTarget, broker_options
-from dledger_cli.reporting import ErrorReportingGroup
-from dledger_cli.security_options import CommandSecurity, security_options
+from dledger_cli.targets import BrokerTarget, CommandSecurity, broker_options, security_options
+from dledger_cli.terminal import ErrorReportingGroup
 from rocketstore.ha.promotion import Loss, Master, OtherSlave, PromotionCheck, checks
 from rocketstore.remoting.runtime import NEVER, HaFacts
 from rocketstore.types import BrokerRole

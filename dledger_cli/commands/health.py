@@ -16,7 +16,7 @@ from dledger.command_line.contexts import ContextOption
 from dledger.errors import ConfigError
 from dledger.values import address_text
 from dledger_cli import terminal
-from dledger_cli.security_options import CommandSecurity, security_options
+from dledger_cli.targets import CommandSecurity, security_options
 
 if TYPE_CHECKING:
     import ssl

@@ -1,17 +1,33 @@
-"""``dledger inspect``: verifies and dumps a node's files offline."""
+"""``dledger inspect``, ``restore-vote`` and ``member force``: about the directories of stopped nodes.
+
+The first verifies and dumps files. With the second, an operator confirms that a node remembers its votes. With the
+third, a group whose majority is lost for good goes on as one member, under another cluster id.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from dledger.clock import Clock
+from dledger.command_line import flag_values
+from dledger.config import ServerConfig, StoreConfig, parse_members
+from dledger.core.membership import implicit_configuration
 from dledger.core.noops import describe_payload
 from dledger.errors import ConfigError
+from dledger.members import Configuration, MemberRole
+from dledger.runtime.events import members_text, peers_setting
+from dledger.store.file_store import FileStore
 from dledger.store.format import EntryHeader, magic_of
+from dledger.store.fs import FileSystem
+from dledger.store.identity import read_identity, write_identity
 from dledger.store.inspect import (
     BlankItem,
     DataItem,
@@ -26,7 +42,7 @@ from dledger.store.inspect import (
     segment_paths,
 )
 from dledger.store.verify import PROBLEMS_MAX, is_node_directory
-from dledger.types import Magic
+from dledger.types import HardState, LogIndex, Magic, NodeId, Standing, Term
 from dledger_cli import terminal
 
 BODY_PREVIEW_BYTES = 60
@@ -218,3 +234,165 @@ def _print_summary(
         click.echo(f"DAMAGED: {unlisted:,} more problems are not listed")
     if not found:
         click.echo("no problems found")
+
+
+@click.command(
+    "restore-vote",
+    short_help="Restore the vote of a stopped node.",
+    epilog="""\b
+Examples:
+  dledger restore-vote /var/lib/dledger/dledger-n0          shows what the node holds, then asks
+  dledger restore-vote /var/lib/dledger/dledger-n0 --yes
+
+For a group whose majority has lost its disks, once you accept the loss of entries that only those held: run it
+on the node with the longest log and on enough others for a majority (docs/operating.md). A node that merely
+has a new disk, or whose memory is in doubt, needs no help while a leader can be elected.""",
+)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--data-dir",
+    "data_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the segments, if not DIR/data (may be repeated).",
+)
+@click.option(
+    "--term", type=flag_values.Whole(min=0), help="Continue in this term; only needed if the group's terms diverged."
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def restore_vote(directory: Path, data_dirs: tuple[Path, ...], term: int | None, yes: bool) -> None:
+    """Let the votes and acknowledgements of the stopped node in DIR count again, at your own risk."""
+    directory = node_directory(directory).absolute()
+    with closing(open_stopped(directory, data_dirs)) as store:
+        state, last = store.hard_state.load(), store.last
+        for line in description(directory, store):
+            click.echo(line)
+        if term is not None and term < last.term:
+            raise ConfigError([f"--term {term} is older than the log's last entry, which is of term {last.term}"])
+        wanted = Term(state.term if term is None else term)
+        vouched = HardState(wanted, state.vote if wanted == state.term else None, Standing.FULL)
+        if vouched == state:
+            store.members.vouch()
+            click.echo("its vote counts already: clearing what it remembers of others, and changing nothing else")
+            return
+        if not yes:
+            terminal.confirm("Confirm that nothing this node has forgotten is still needed?")
+        store.hard_state.save(vouched)
+        store.members.vouch()  # otherwise it, or others just restored, would be doubted again
+    click.echo(f"the vote of {directory.name.removeprefix('dledger-')} counts, in term {wanted}")
+
+
+def open_stopped(directory: Path, data_dirs: tuple[Path, ...]) -> FileStore:
+    """The store of a stopped node. Raises ``ConfigError`` for anything else."""
+    identity = read_identity(directory)
+    if identity is None or directory.name != f"dledger-{identity.node_id}":
+        raise ConfigError([f"{directory} is not a node's directory, or was renamed since it was created"])
+    config = StoreConfig(
+        base_dir=directory.parent,
+        data_dirs=data_dirs,
+        segment_bytes=identity.segment_bytes,
+        index_segment_bytes=identity.index_segment_bytes,
+    )
+    return FileStore.open(
+        config,
+        cluster_id=identity.cluster_id,
+        group=identity.group,
+        node_id=identity.node_id,
+        clock=Clock(),
+    )
+
+
+def description(directory: Path, store: FileStore) -> list[str]:
+    """Its content, and whether it counts, in lines."""
+    state, last = store.hard_state.load(), store.last
+    held = f"entries {store.begin.index + 1} to {last.index}" if last.index > store.begin.index else "no entries"
+    vote = f", in which it voted for {state.vote}" if state.vote else ""
+    doubt = (", fenced" if state.fenced else "") + (f": {state.doubt}" if state.doubt else "")
+    return [
+        f"directory  {directory}",
+        f"holds      {held}, the last of term {last.term}" if last.index > store.begin.index else f"holds      {held}",
+        f"committed  {store.committed_index}, as far as it knows",
+        f"term       {state.term}{vote}",
+        f"standing   {state.standing.name.lower()}{doubt}",
+    ]
+
+
+_ID_BYTES = 3
+
+
+@click.command(
+    short_help="Go on with one node after a majority was lost.",
+    epilog="""\b
+Examples:
+  dledger member force /var/lib/dledger/dledger-n1          shows what it holds, then asks
+  dledger member force dledger-n1 --peers 'n0-a:20911;n1-b:20911;n2-c:20911' --yes
+
+For a group whose majority will never come back. Run it on the stopped node with the longest log (`dledger inspect`
+shows where each ends): entries that only the lost nodes held are lost, also acknowledged ones. The group continues
+with this node alone, under a new cluster id, so that a lost node that turns up is refused. Then add others with
+`dledger member add`, on empty directories.""",
+)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--data-dir",
+    "data_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the segments, if not DIR/data (may be repeated).",
+)
+@click.option("--peers", metavar="ID-HOST:PORT;…", help="The members, as in its conf file, if they were never changed.")
+@click.option("--cluster-id", help="The new cluster id; default: the old one and some random letters.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def force(directory: Path, data_dirs: tuple[Path, ...], peers: str | None, cluster_id: str | None, yes: bool) -> None:
+    """Make the stopped node in DIR the only member of its group, at the price of what only the others held."""
+    directory = node_directory(directory).absolute()
+    identity = read_identity(directory)
+    with closing(open_stopped(directory, data_dirs)) as store:
+        assert identity is not None  # it is open
+        node_id = NodeId(identity.node_id)
+        before = _members(store, node_id, peers)
+        renamed = dataclasses.replace(
+            identity, cluster_id=cluster_id or f"{identity.cluster_id}-{secrets.token_hex(_ID_BYTES)}"
+        )
+        if renamed == identity:
+            raise ConfigError([f"--cluster-id {cluster_id} is the present one: nodes that are lost might come back"])
+        for line in description(directory, store):
+            click.echo(line)
+        click.echo(f"members    {members_text(before)}: only {node_id} stays")
+        click.echo(f"cluster    {identity.cluster_id} becomes {renamed.cluster_id}")
+        if not yes:
+            terminal.confirm(f"Give up the others, and whatever they hold beyond entry {store.last.index}, for good?")
+        # First the identity: a node that was interrupted here refuses to start, and the command can be repeated.
+        write_identity(FileSystem(), directory, renamed)
+    with closing(open_stopped(directory, data_dirs)) as store:  # which doubts itself because of the other file
+        alone = _alone(before, node_id, store)
+        store.members.save_committed(alone, alone.index)
+        store.members.remember({})
+        state = store.hard_state.load()
+        store.hard_state.save(HardState(state.term, state.vote, Standing.FULL))
+    click.echo(f"{node_id} is the only member now; start it with these settings, and add others:")
+    click.echo(f"  cluster_id={renamed.cluster_id}")
+    click.echo(f"  dLegerPeers={peers_setting(alone)}")
+
+
+def _members(store: FileStore, node_id: NodeId, peers: str | None) -> Configuration:
+    """The newest committed ones that are known here."""
+    saved = store.members.saved.configuration
+    if saved is None and peers is None:
+        raise ConfigError(["this directory does not know the members, which were never changed: give --peers"])
+    found = saved
+    if found is None:
+        members = parse_members(peers or "")
+        found = implicit_configuration(ServerConfig(node_id=node_id, members=members))
+    if found.find(node_id) is None:
+        raise ConfigError([f"{node_id} is not a member ({members_text(found)}): only a member can go on alone"])
+    return found
+
+
+def _alone(before: Configuration, node_id: NodeId, store: FileStore) -> Configuration:
+    """Newer than every configuration in the log, so that an uncommitted one there does not count."""
+    own = before.find(node_id)
+    assert own is not None  # it was looked for
+    member = dataclasses.replace(own, role=MemberRole.VOTER, uid=store.members.uid, promote=False, replaces="")
+    index = max(before.index, store.last.index) + 1
+    return Configuration((member,), LogIndex(index), store.hard_state.load().term, before.next_number)

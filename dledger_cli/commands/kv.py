@@ -21,8 +21,8 @@ from dledger.command_line.flag_values import Seconds
 from dledger.errors import DLedgerError
 from dledger.rpc.clients.codec import ReadMode
 from dledger_cli import process
-from dledger_cli.connection import GroupTarget, group_options
-from dledger_cli.reporting import ErrorReportingGroup
+from dledger_cli.targets import GroupTarget, group_options
+from dledger_cli.terminal import ErrorReportingGroup
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient

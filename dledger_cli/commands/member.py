@@ -16,8 +16,8 @@ from dledger.rpc.ports import NodeStatus
 from dledger.types import Role
 from dledger.values import parse_address
 from dledger_cli import member_view, terminal
-from dledger_cli.connection import GroupTarget, group_options
-from dledger_cli.reporting import EXIT_INTERRUPTED, ErrorReportingGroup
+from dledger_cli.targets import GroupTarget, group_options
+from dledger_cli.terminal import EXIT_INTERRUPTED, ErrorReportingGroup
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
@@ -40,7 +40,7 @@ class _Members(ErrorReportingGroup):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name != "force":
             return super().get_command(context, name)
-        from dledger_cli.commands.forcing import force
+        from dledger_cli.commands.inspect import force
 
         return force
 
@@ -97,7 +97,6 @@ def _print(status: NodeStatus, as_json: bool) -> None:
 
 
 def _place(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, str]:
-    """``ID=HOST:PORT``."""
     node_id, _, address = text.partition("=")
     if not (node_id and address):
         raise click.BadParameter(f"{text[:64]!r} is not ID=HOST:PORT, for example n4=10.0.0.4:20911")

@@ -12,8 +12,8 @@ import click
 from dledger.errors import DamagedSnapshotError
 from dledger.statemachine.snapshots import SnapshotMeta, read_meta, snapshot_directories, verify_files
 from dledger_cli import terminal
-from dledger_cli.connection import GroupTarget, group_options
-from dledger_cli.reporting import ErrorReportingGroup
+from dledger_cli.targets import GroupTarget, group_options
+from dledger_cli.terminal import ErrorReportingGroup
 
 _COLUMNS = ("index", "term", "bytes", "format", "log time", "program", "state")
 

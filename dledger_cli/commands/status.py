@@ -16,7 +16,7 @@ from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import NO_INDEX, NodeId, Role
 from dledger_cli import terminal
-from dledger_cli.connection import GroupTarget, group_options
+from dledger_cli.targets import GroupTarget, group_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,10 +11,8 @@ import click
 from dledger.command_line import flag_values
 from dledger.errors import DLedgerError
 from dledger_cli import terminal
-from dledger_cli.broker_target import BrokerTarget, broker_options
-from dledger_cli.moments import time_text
-from dledger_cli.reporting import ErrorReportingGroup
-from dledger_cli.terminal import print_broker_tables
+from dledger_cli.targets import BrokerTarget, broker_options
+from dledger_cli.terminal import ErrorReportingGroup, print_broker_tables, time_text
 
 if TYPE_CHECKING:
     from rocketstore.client.aio.admin_records import QueueRange, TopicInfo

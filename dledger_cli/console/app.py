@@ -25,12 +25,11 @@ from dledger_cli.console.browse import PAGE_MAX, WantedMessages, safe_text
 from dledger_cli.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from dledger_cli.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from dledger_cli.console.control import Action, ActionRefusedError
-from dledger_cli.console.fleet_topics import SORTS as FLEET_TOPIC_SORTS
 from dledger_cli.console.group_page import GROUP_PAGES_MAX, GroupPage, TooManyGroupPagesError
 from dledger_cli.console.guard import ConsoleGuard, ConsoleRules, RateBound, same
 from dledger_cli.console.history import TEXT_MAX
-from dledger_cli.console.inputs import BadInputError, Fields
-from dledger_cli.console.listing import Wanted
+from dledger_cli.console.listing import BadInputError, Fields, Wanted
+from dledger_cli.console.overview import SORTS as FLEET_TOPIC_SORTS
 from dledger_cli.console.overview import ForeignGroupError, Overview
 from dledger_cli.console.sampler import wall_ms
 from dledger_cli.console.streams import QUEUE_MAX, TooManyStreamsError

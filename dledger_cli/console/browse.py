@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dledger.access.rules import DEAD_PREFIX
-from dledger_cli.console.inputs import OFFSET_MAX, BadInputError
+from dledger_cli.console.listing import OFFSET_MAX, BadInputError
 from dledger_cli.console.sampler import wall_ms
 from dledger_cli.terminal import host_text
 from rocketstore.client import ForbiddenError, MessageQueue, NotFoundError
@@ -26,7 +26,7 @@ from rocketstore.message.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TO
 
 if TYPE_CHECKING:
     from dledger.types import Entry
-    from dledger_cli.connection import GroupTarget
+    from dledger_cli.targets import GroupTarget
     from rocketstore.client import Admin, Message, QueueProgress
 
 PAGE_MAX: Final = 100

@@ -64,7 +64,6 @@ class GroupRow:
 
     @property
     def internal(self) -> bool:
-        """None is."""
         return False
 
 

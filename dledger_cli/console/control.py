@@ -22,8 +22,8 @@ from dledger_cli.local.group import LocalGroupError
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
-    from dledger_cli.connection import GroupTarget
     from dledger_cli.local.group import LocalGroup
+    from dledger_cli.targets import GroupTarget
 
 TRANSFER_TIMEOUT_S: Final = 10.0
 
@@ -81,19 +81,15 @@ class NoControl:
     changes: frozenset[BrokerChange] = frozenset()
 
     def transfer(self, target: NodeId | None) -> str:  # noqa: ARG002
-        """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def replace(self, old: NodeId, new: str, address: str) -> str:  # noqa: ARG002
-        """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def act(self, action: Action, node: NodeId) -> str:  # noqa: ARG002
-        """Always refused."""
         raise ActionRefusedError("this console is read-only: it was started with --read-only")
 
     def processes(self) -> dict[NodeId, str]:
-        """Empty."""
         return {}
 
 
@@ -108,7 +104,6 @@ class GroupControl:
         self._group = group
 
     def transfer(self, target: NodeId | None) -> str:
-        """See ``ClusterControl``."""
         started = time.monotonic()
         with closing(self._client()) as client:
             try:
@@ -118,7 +113,6 @@ class GroupControl:
         return f"{leader.node_id} leads now; the transfer took {(time.monotonic() - started) * 1000:,.0f} ms"
 
     def replace(self, old: NodeId, new: str, address: str) -> str:
-        """See ``ClusterControl``."""
         from dledger.client import member_change
 
         with closing(self._client()) as client:
@@ -158,7 +152,6 @@ class LocalControl(GroupControl):
         self._starting: set[NodeId] = set()
 
     def act(self, action: Action, node: NodeId) -> str:
-        """See ``ClusterControl``."""
         if node not in self._local.nodes:
             raise ActionRefusedError(f"there is no node {node}")
         with self._lock:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from dledger_cli.console.browse import EntryBrowser, LetterBrowser, MessageBrowser
 from dledger_cli.console.catalog import Catalog
-from dledger_cli.console.changes import BrokerChanges
-from dledger_cli.console.clients import ClientLists
+from dledger_cli.console.changes import BrokerChanges, ClientLists
 from dledger_cli.console.control import ClusterControl, GroupControl
 from dledger_cli.console.history import History
 from dledger_cli.console.probe import BROKER_TIMEOUT_S, GroupProbe
@@ -20,8 +19,7 @@ from dledger_cli.console.streams import Streams
 from rocketstore.client import Admin
 
 if TYPE_CHECKING:
-    from dledger_cli.broker_target import BrokerTarget
-    from dledger_cli.connection import GroupTarget
+    from dledger_cli.targets import BrokerTarget, GroupTarget
 
 GROUP_PAGES_MAX: Final = 8
 """Groups looked into at the same time: each has a thread per node."""

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
 from dledger.conditions import Condition, ConditionKind
-from dledger_cli.console.node_summaries import BrokerSummary, MembershipSummary, NodeState, NodeSummary
-from dledger_cli.console.probe import Answer
+from dledger_cli.console.probe import Answer, BrokerSummary, MembershipSummary, NodeState, NodeSummary
 
 NODES_MAX: Final = 32
 CHANGES_MAX: Final = 400

@@ -13,8 +13,7 @@ from typing import Final
 
 from dledger.errors import DLedgerError, RequestTimeoutError
 from dledger_cli.console.history import NODES_MAX, History
-from dledger_cli.console.node_summaries import NodeState
-from dledger_cli.console.probe import GroupProbe
+from dledger_cli.console.probe import GroupProbe, NodeState
 
 JOIN_TIMEOUT_S: Final = 5.0
 

@@ -12,8 +12,6 @@ from typing import Final
 
 
 class MetricKind(StrEnum):
-    """Prometheus's kinds."""
-
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -21,8 +19,6 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One metric."""
-
     name: str
     kind: MetricKind
     meaning: str

@@ -17,8 +17,8 @@ from dledger.errors import CorruptLogError, DLedgerError
 from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name
 from dledger.types import NodeId
 from dledger.values import MIB
-from dledger_spark.audit.blocks import Coverage, ReplicaDigest, Stretch, block_bounds, coverage, split
 from dledger_spark.audit.difference import BlockDivergence, DifferenceKind, diverge
+from dledger_spark.audit.replica import Coverage, ReplicaDigest, Stretch, block_bounds, coverage, split
 from dledger_spark.errors import PipelineError
 from dledger_spark.options import ReadOptions
 

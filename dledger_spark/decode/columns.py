@@ -1,7 +1,12 @@
-"""One function per column, from records to an Arrow array of exactly the column's type."""
+"""One function per column, from records to an Arrow array of exactly the column's type.
+
+``rocketstore.message.columns`` finds the names and values of properties. Hosts become text, ``10.1.2.3:4567`` and
+``[fe80::1]:4567``; each distinct one is formatted once per batch.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,17 +14,104 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dledger.errors import InvariantError, invariant
-from dledger_spark.decode.bodies import decompressed
-from dledger_spark.decode.hosts import ipv4_texts, ipv6_texts
-from dledger_spark.decode.layout import MESSAGE, Ints
-from dledger_spark.decode.properties import KEYS, TAGS, as_maps, named
+from dledger_spark.decode.layout import MESSAGE, Ints, as_text, interleaved, slices
 from dledger_spark.decode.records import Records
-from dledger_spark.decode.slices import as_text, slices
-from dledger_spark.decode.typed_bodies import typed
-from dledger_spark.schema import HEADERS, TIMESTAMP, SchemaColumn
+from dledger_spark.decode.typed_bodies import decompressed, typed
+from dledger_spark.schema import HEADERS, MAP, TIMESTAMP, SchemaColumn
+from rocketstore.message.columns import PropertyTexts
+from rocketstore.message.record import HEAD_V4, IPV6_BYTES
+
+_PORT: Final = HEAD_V4.part("store_port")
+
+
+def ipv4_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
+    """The texts of 4-byte addresses with their ports."""
+    numbers = np.ascontiguousarray(addresses).view(">u4").astype(np.int64)
+    encoded = pc.dictionary_encode(pa.array(numbers << 32 | (ports & 0xFFFF_FFFF)))
+    return pa.array([_ipv4(key) for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+
+def _ipv4(key: int) -> str:
+    port = (key & 0xFFFF_FFFF) - ((key & 0x8000_0000) << 1)
+    return f"{key >> 56 & 255}.{key >> 48 & 255}.{key >> 40 & 255}.{key >> 32 & 255}:{port}"
+
+
+def ipv6_texts(addresses: NDArray[np.void], ports: Ints) -> pa.Array:
+    """The texts of 16-byte addresses with their ports."""
+    both = np.empty((len(ports), IPV6_BYTES + _PORT.size), np.uint8)
+    both[:, :IPV6_BYTES] = np.ascontiguousarray(addresses).view(np.uint8).reshape(len(ports), -1)
+    both[:, IPV6_BYTES:] = ports.astype(">i4").view(np.uint8).reshape(len(ports), -1)
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(both.shape[1]), len(ports), [None, pa.py_buffer(np.ascontiguousarray(both))]
+    )
+    encoded = pc.dictionary_encode(fixed)
+    return pa.array([_ipv6(key) for key in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+
+def _ipv6(key: bytes) -> str:
+    port = _PORT.unpack_from(key, IPV6_BYTES)[0]
+    return f"[{ipaddress.IPv6Address(key[:IPV6_BYTES])}]:{port}"
+
+
+TAGS: Final = b"TAGS\x01"
+KEYS: Final = b"KEYS\x01"
+_PAIRS_PER_ROW_MAX: Final = 64
+"""Limit for the cells per row of the table that finds repeated names."""
+
+
+def named(texts: PropertyTexts, name: bytes) -> pa.Array:
+    """Each record's value of the property ``name``, which ends with 0x01, as binary; null if it is absent."""
+    values = texts.named(name)
+    found = slices(pa.py_buffer(texts.text), values.begins, values.ends)
+    if len(found) in (0, len(texts)):
+        return found if len(found) else pa.nulls(len(texts), pa.binary())
+    present = np.zeros(len(texts), np.bool_)
+    present[values.owners] = True
+    _, offsets, data = found.buffers()
+    before = np.cumsum(np.append(False, present))
+    spread = np.frombuffer(offsets, np.int32)[before]  # an absent value begins where it ends
+    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), len(texts), [bits, pa.py_buffer(spread), data])
+
+
+def as_maps(texts: PropertyTexts) -> pa.Array:
+    """All properties of each record, as ``map<string, string>``."""
+    names, name_ends, ends, owners = texts.bounds
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=len(texts)), out=offsets[1:])
+    if not len(owners):
+        empty = pa.array([], pa.string())
+        return _maps(offsets, empty, empty)
+    every = interleaved(pa.py_buffer(texts.text), int(names[0]), (names, name_ends, name_ends + 1, ends))
+    places = np.arange(0, 4 * len(owners), 4, dtype=np.int64)
+    keys, values = as_text(every.take(pa.array(places))), as_text(every.take(pa.array(places + 2)))
+    maps = _maps(offsets, keys, values)
+    return _without_repeats(maps) if _has_repeats(keys, owners, len(texts)) else maps
+
+
+def _has_repeats(names: pa.Array, owners: Ints, count: int) -> bool:
+    """Whether any of ``count`` records has two properties with the same name."""
+    encoded = pc.dictionary_encode(names)
+    kinds = len(encoded.dictionary)
+    cells = owners * kinds + np.asarray(encoded.indices)
+    if kinds > _PAIRS_PER_ROW_MAX:
+        return len(np.unique(cells)) < len(cells)
+    seen = np.zeros(count * kinds, np.bool_)
+    seen[cells] = True
+    return int(np.count_nonzero(seen)) < len(cells)
+
+
+def _maps(offsets: NDArray[np.int32], names: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values, type=MAP)
+
+
+def _without_repeats(maps: pa.Array) -> pa.Array:
+    return pa.array([list(dict(pairs).items()) for pairs in maps.to_pylist()], MAP)
+
 
 _US_PER_MS: Final = 1000
 _LOG_APPEND_TIME: Final = 1

@@ -2,23 +2,166 @@
 
 A body that does not fit the schema is a *bad* one: all its columns are null, and the column ``badBody`` says why. So a
 row is good or bad whatever a query selects of it.
+
+Bodies that producers have compressed are decompressed first (``decompressed=true``). Those that are JSON objects or
+lines of CSV are checked and converted against the schema's types by msgspec.
 """
 
 from __future__ import annotations
 
+import csv
+import datetime
+import decimal
+import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
-from dledger_spark.body_types import parse_ddl
-from dledger_spark.decode.bodies import BATCH_BYTES_MAX, decompressed
 from dledger_spark.decode.layout import Ints
-from dledger_spark.decode.text_bodies import BAD_TEXT, Parser, csv_parser, json_parser
 from dledger_spark.errors import BadBodyError, OptionError, SchemaError
 from dledger_spark.options import ReadOptions
+from dledger_spark.schema import PRECISION_MAX, Parser, parse_ddl
+from rocketstore.message.message import SYS_FLAG_COMPRESSED
+
+BAD_TEXT: Final = (msgspec.DecodeError, csv.Error, RecursionError)
+FIELD_CHARS_MAX: Final = 64 * 1024 * 1024
+"""Of one field of CSV: as much as a body may have."""
+_SIMPLE: Final[dict[pa.DataType, Any]] = {
+    pa.bool_(): bool,
+    pa.float32(): float,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): datetime.date,
+    pa.timestamp("us", tz="UTC"): datetime.datetime,
+    pa.timestamp("us"): Annotated[datetime.datetime, msgspec.Meta(tz=False)],
+}
+
+
+def json_parser(columns: pa.StructType) -> Parser:
+    """Parses objects with these members; others are skipped."""
+    return _with_sane_decimals(columns, msgspec.json.Decoder(_object(columns)).decode)
+
+
+def csv_parser(columns: pa.StructType, delimiter: str) -> Parser:
+    """Parses records of exactly these columns; an empty field is null. Raises ``SchemaError`` for nested columns."""
+    if nested := [one.name for one in columns if pa.types.is_nested(one.type)]:
+        raise SchemaError(f"bodyFormat=csv has no nested columns: read {', '.join(nested)} as string")
+    names = [one.name for one in columns]
+    kind = _object(columns)
+    csv.field_size_limit(FIELD_CHARS_MAX)
+
+    def parse(body: bytes) -> dict[str, Any]:
+        lines = csv.reader(io.StringIO(body.decode(), newline=""), delimiter=delimiter, strict=True)
+        fields = next(lines, [])
+        if len(fields) != len(names):
+            raise ValueError(f"{len(fields)} fields where the schema has {len(names)} columns")
+        if any(lines):
+            raise ValueError("more than one line")
+        values = {name: text or None for name, text in zip(names, fields, strict=True)}
+        found: dict[str, Any] = msgspec.convert(values, kind, strict=False)
+        return found
+
+    return _with_sane_decimals(columns, parse)
+
+
+def _with_sane_decimals(columns: pa.StructType, parse: Parser) -> Parser:
+    """The parser, which refuses decimals of more places than any column has: Arrow's conversion crashes on some."""
+    if "decimal" not in str(columns):
+        return parse
+
+    def parse_sane(body: bytes) -> dict[str, Any]:
+        found = parse(body)
+        left: list[Any] = [found]  # Any: of any column
+        while left:
+            one = left.pop()
+            if isinstance(one, decimal.Decimal):
+                if one.is_finite() and abs(int(one.as_tuple().exponent)) > PRECISION_MAX:
+                    raise ValueError(f"{str(one)[:PRECISION_MAX]} is not a number of at most {PRECISION_MAX} digits")
+            elif isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list):
+                left += one
+        return found
+
+    return parse_sane
+
+
+def _object(columns: pa.StructType) -> Any:  # noqa: ANN401  # a type made at run time
+    members = {one.name: _value(one.type) | None for one in columns}
+    return TypedDict("object", members, total=False)  # type: ignore[operator]  # likewise
+
+
+def _value(kind: pa.DataType) -> Any:  # noqa: ANN401  # a type
+    if pa.types.is_struct(kind):
+        return _object(kind)
+    if pa.types.is_map(kind):
+        return dict[str, _value(kind.item_type) | None]  # type: ignore[misc]  # as above
+    if pa.types.is_list(kind):
+        return list[_value(kind.value_type) | None]  # type: ignore[misc]  # as above
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal
+    if pa.types.is_integer(kind):
+        limit = 1 << kind.bit_width - 1
+        return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    return _SIMPLE[kind]
+
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A longer body is null, as one that is damaged."""
+BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Of all bodies of a batch: Arrow's offsets have 32 bits."""
+_METHODS: Final = 0x700
+_ZLIB: Final = (0, 0x300)
+"""RocketMQ 4 sets no method."""
+_STREAMS: Final = {0x100: "lz4", 0x200: "zstd"}
+
+
+def decompressed(bodies: pa.Array, sys_flags: Ints) -> pa.Array:
+    """The bodies, of which those that are marked as compressed are not any more; null for what cannot be read.
+
+    Raises ``OptionError`` if they take too much memory together.
+    """
+    rows = np.flatnonzero(sys_flags & SYS_FLAG_COMPRESSED)
+    if not len(rows):
+        return bodies
+    values = bodies.to_pylist()
+    total = 0
+    for row in rows.tolist():
+        plain = values[row] = _plain(values[row], int(sys_flags[row]) & _METHODS)
+        total += 0 if plain is None else len(plain)
+        if total > BATCH_BYTES_MAX:
+            raise OptionError(
+                f"option decompressed: the bodies of one batch take more than {BATCH_BYTES_MAX >> 20} MiB: read them "
+                "without it, or with a smaller spark.sql.execution.arrow.maxRecordsPerBatch"
+            )
+    return pa.array(values, pa.binary())
+
+
+def _plain(body: bytes, method: int) -> bytes | None:
+    if method in _ZLIB:
+        inflating = zlib.decompressobj()
+        try:
+            found = inflating.decompress(body, BODY_BYTES_MAX)
+        except zlib.error:
+            return None
+        return found if inflating.eof else None
+    codec = _STREAMS.get(method)
+    if codec is None or not body:
+        return None
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+            read: bytes = stream.read(BODY_BYTES_MAX + 1)
+    except (pa.ArrowException, OSError):
+        return None
+    return read if len(read) <= BODY_BYTES_MAX else None
+
 
 BAD_BODY: Final = "badBody"
 """The column of reasons."""
@@ -54,11 +197,11 @@ class TypedBodyFormat:
 @lru_cache(maxsize=8)
 def _compiled(wanted: TypedBodyFormat) -> tuple[pa.StructType, Parser]:
     if wanted.name == "avro":
-        from dledger_spark.decode.avro_bodies import avro_format  # as below: few queries need what it loads
+        from dledger_spark.decode.binary_bodies import avro_format  # as below: few queries need what it loads
 
         return avro_format(wanted.schema)
     if wanted.name == "protobuf":
-        from dledger_spark.decode.protobuf_bodies import protobuf_format
+        from dledger_spark.decode.binary_bodies import protobuf_format
 
         return protobuf_format(wanted.schema, wanted.message)
     columns = parse_ddl(_text(wanted.schema))

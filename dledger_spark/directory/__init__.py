@@ -1,10 +1,8 @@
 """A log on disk: its files, their committed part, the splits, and how these are read."""
 
 from dledger_spark.directory.files import IndexFiles, LogSegment
-from dledger_spark.directory.log import LogDirectory, locate, open_directory
-from dledger_spark.directory.ranges import TimeBounds, range_of, within_times
-from dledger_spark.directory.reading import RecordRun, read_split, runs
-from dledger_spark.directory.splits import Split, SplitSizes, plan_splits
+from dledger_spark.directory.log import LogDirectory, TimeBounds, locate, open_directory, range_of, within_times
+from dledger_spark.directory.splits import RecordRun, Split, SplitSizes, plan_splits, read_split, runs
 
 __all__ = [
     "IndexFiles",

@@ -19,20 +19,22 @@ import click
 from dledger.command_line import flag_values
 from dledger.command_line.units import CountUnit
 from dledger.errors import ConfigError
-from dledger_spark.audit.blocks import (
+from dledger_spark.audit.difference import DifferenceKind, Directories, Finding, examine, outvoted
+from dledger_spark.audit.replica import (
     BLOCK_BYTES,
     SPLIT_BYTES,
+    CommonEnd,
     Coverage,
+    Replica,
     ReplicaDigest,
     Stretch,
     block_bounds,
+    common_end,
     coverage,
+    open_replicas,
     plan,
     split_bytes_for,
 )
-from dledger_spark.audit.difference import DifferenceKind
-from dledger_spark.audit.examine import Directories, Finding, examine, outvoted
-from dledger_spark.audit.replica import CommonEnd, Replica, common_end, open_replicas
 from dledger_spark.errors import JobError
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table

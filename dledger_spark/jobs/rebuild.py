@@ -93,7 +93,7 @@ def run(spark: SparkSession, options: RebuildOptions) -> JobReport:
 
 def _rebuild(spark: SparkSession, options: RebuildOptions, began_s: float) -> JobReport:
     from dledger_spark.directory import open_directory
-    from dledger_spark.rebuild.install import exchange, keep_expired_queues, remove_left_overs
+    from dledger_spark.rebuild.rows import exchange, keep_expired_queues, remove_left_overs
 
     kept: list[str] = []
     with _locked(options.target):
@@ -218,7 +218,7 @@ def _locked(directory: Path) -> Iterator[None]:
 @contextmanager
 def _staging(beside: Path | None) -> Iterator[Path]:
     """A temporary directory, on the file system of ``beside`` if given, removed at the end."""
-    from dledger_spark.rebuild.install import STAGING
+    from dledger_spark.rebuild.rows import STAGING
 
     staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=beside))
     try:

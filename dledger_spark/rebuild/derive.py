@@ -14,11 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dledger.values import MIB
-from dledger_spark.decode.context import DecodeContext
-from dledger_spark.decode.layout import Ints, Mask
-from dledger_spark.decode.records import Records, rows_of
-from dledger_spark.decode.slices import slices
-from dledger_spark.directory import Split, reading
+from dledger_spark.decode.layout import Ints, Mask, slices
+from dledger_spark.decode.records import DecodeContext, Records, rows_of
+from dledger_spark.directory import Split, splits
 from dledger_spark.errors import BrokenRecordError
 from rocketstore.consume_queue.files import UNIT
 from rocketstore.index.format import KEY, TopicHashes, hashes_in
@@ -74,7 +72,7 @@ class QueueColumns:
 def records_of(split: Split) -> Iterator[Records]:
     """The messages of a split, up to some thousand at a time, all intact. Raises ``BrokenRecordError``."""
     context = DecodeContext(split.framing, "message", segment=split.segment, segment_base=split.segment_base)
-    for stretch in reading.runs(split):
+    for stretch in splits.runs(split):
         for at in range(0, len(stretch.starts), RECORDS_AT_ONCE):
             starts = stretch.starts[at : at + RECORDS_AT_ONCE]
             records = rows_of(stretch.window, starts, replace(context, base=stretch.base))

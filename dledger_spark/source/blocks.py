@@ -19,9 +19,18 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from dledger_spark.audit.blocks import BLOCK_BYTES, SPLIT_BYTES, ReplicaDigest, Stretch, coverage, digest, plan
 from dledger_spark.audit.live import connected, live_digest
-from dledger_spark.audit.replica import common_end, open_replicas
+from dledger_spark.audit.replica import (
+    BLOCK_BYTES,
+    SPLIT_BYTES,
+    ReplicaDigest,
+    Stretch,
+    common_end,
+    coverage,
+    digest,
+    open_replicas,
+    plan,
+)
 from dledger_spark.errors import OptionError
 from dledger_spark.options import ReadOptions, unknown_option
 from dledger_spark.source.batch import settle_worker

@@ -40,8 +40,7 @@ from dledger_spark.errors import OptionError, PipelineError
 from dledger_spark.options import unknown_option
 from dledger_spark.rebuild import DIRECTORIES, INDEX, PARTS, QUEUES
 from dledger_spark.rebuild.derive import records_of
-from dledger_spark.rebuild.install import sync_directory
-from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, write_rows
+from dledger_spark.rebuild.rows import COLUMNS, SCHEMA, FileShapes, Written, rows_of, sync_directory, write_rows
 from dledger_spark.source.batch import settle_worker
 from rocketstore.config import DEFAULT_DELAY_LEVELS
 from rocketstore.consume_queue.files import UNIT_BYTES

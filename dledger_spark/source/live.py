@@ -17,10 +17,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from dledger.errors import invariant
 from dledger.types import LogChunk
 from dledger_spark.decode import Content, DecodeContext, RowFilter, walk
-from dledger_spark.decode.batches import decode_stretch
-from dledger_spark.decode.checksums import chain_after
-from dledger_spark.decode.context import CHAIN_BEGIN, Chain
-from dledger_spark.decode.decoder import looks_at_checksums
+from dledger_spark.decode.decoder import chain_after, decode_stretch, looks_at_checksums
+from dledger_spark.decode.records import CHAIN_BEGIN, Chain
 from dledger_spark.directory import TimeBounds
 from dledger_spark.errors import BrokenRecordError, OptionError
 from dledger_spark.options import EARLIEST, LATEST, ReadOptions

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger_cli.console.demo_console import appending, open_console, trading
-from dledger_cli.console.server import ConsoleServer
+from dledger_cli.console.server import ConsoleServer, appending, open_console, trading
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
 from tests.browser.chromium import Page, browser, need_chromium

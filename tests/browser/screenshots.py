@@ -12,12 +12,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
-from dledger_cli.console.demo_console import open_console, trading
-from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.console.server import ConsoleServer, ListenAddress, open_console, trading
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import HOST
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from tests.browser.chromium import INSTALL, Page, browser, is_installed
 from tests.support.runtime_broker import runtime_broker
 from tests.unit.rocketstore.nameserver.wire import calling, config_in, running

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
-from dledger_cli.console import clients
+from dledger_cli.console import changes
 from dledger_cli.console.control import NoControl
 from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client import Message, TopicInfo
 from tests.browser.chromium import Page
 from tests.browser.test_page import BROKEN_REFERENCES, DOUBLE_IDS, LOW_CONTRAST, NAMELESS, TOO_SMALL
@@ -222,7 +221,7 @@ def test_groups_with_clients_are_turned_page_by_page(
     page: Page, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group is left out between two pages."""
-    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    monkeypatch.setattr(changes, "GROUPS_PER_PAGE", 1)
     with console_of(broker) as console:
         for group in ("turned-1", "turned-2", "turned-3"):
             broker.commit(group, "orders", 0, 0)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.server import ConsoleServer, ListenAddress
 from dledger_cli.local.brokers import LocalBrokers
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client.aio.admin_records import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message

@@ -195,7 +195,7 @@ def test_a_group_without_a_majority_is_told_as_such(
 
 def test_a_console_that_goes_is_noticed_and_one_that_returns_is_joined(page: Page, log_group: LocalGroup) -> None:
     """What is shown is marked as old; nobody has to reload."""
-    from dledger_cli.console.demo_console import open_console
+    from dledger_cli.console.server import open_console
 
     with open_console(log_group, port=0) as first:
         page.open(first.url)

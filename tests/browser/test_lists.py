@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.listing import PAGE_ROWS
 from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client import Message
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.topics import TopicConfigData, TopicConfigList

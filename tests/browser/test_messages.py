@@ -10,9 +10,8 @@ from functools import partial
 import pytest
 
 from dledger.clock import Clock
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client import Message
 from rocketstore.server import BrokerServer
 from tests.browser.chromium import Page

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
-from dledger_cli.console.demo_console import open_console
 from dledger_cli.console.guard import ConsoleRules
-from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.console.server import ConsoleServer, ListenAddress, open_console
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page

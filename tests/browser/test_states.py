@@ -12,11 +12,10 @@ import pytest
 
 from dledger.rpc.ports import PeerStatus
 from dledger.types import LogIndex, NodeId
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.sampler import SamplePace
 from dledger_cli.console.server import ConsoleServer, ListenAddress
 from dledger_cli.local.group import free_ports
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from tests.browser.chromium import Page
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.unit.dledger_cli.console.group_pages import plain_broker

@@ -8,12 +8,9 @@ from dataclasses import replace
 import docker
 import pytest
 
-from cluster.drill.containers import LABEL, ContainerMigration, ContainerTarget
-from cluster.drill.context import DrillContext, DrillOptions
-from cluster.drill.drills import DRILLS, Drill
-from cluster.drill.member_containers import ContainerMembers
-from cluster.drill.migration import run_migration
-from cluster.drill.runner import DrillResult, run_drill
+from cluster.drill.containers import LABEL, ContainerMembers, ContainerMigration, ContainerTarget
+from cluster.drill.drills import DRILLS, Drill, DrillContext, DrillOptions
+from cluster.drill.runner import DrillResult, run_drill, run_migration
 from cluster.drill.target import Direction
 
 SHORT = DrillOptions(rate=200, calm_s=0.5)

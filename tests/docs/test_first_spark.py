@@ -12,7 +12,7 @@ import pytest
 
 from dledger.client import DLedgerClient, ReadMode
 from dledger.types import LogIndex, Magic
-from dledger_cli.demo import read_entries, spark_lines
+from dledger_cli.commands.demo import read_entries, spark_lines
 from dledger_cli.local.group import LocalGroup
 from tests.docs.documents import ROOT
 from tests.support.spark import spark as spark

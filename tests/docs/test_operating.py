@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from dledger.client import ReadMode
 from dledger.runtime.threads import EXIT_FATAL
 from dledger.types import LogIndex, Magic, NodeId
-from dledger_cli import reporting
+from dledger_cli import terminal
 from dledger_cli.cli import main
 from dledger_cli.local.group import LocalGroup, LocalGroupError, wait_until
 from tests.docs.documents import ROOT, table_below
@@ -50,12 +50,12 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
     writing = {
         f"{context.command_path} {name}".removeprefix("dledger ")
         for command, context in [(main, click.Context(main, info_name="dledger")), *commands.walk()]
-        if isinstance(command, reporting.ErrorReportingGroup)
+        if isinstance(command, terminal.ErrorReportingGroup)
         for name in command._writing
     }
 
-    assert codes >= {reporting.EXIT_FAILED, reporting.EXIT_USAGE, reporting.EXIT_UNKNOWN_OUTCOME, EXIT_FATAL}
-    assert codes >= {reporting.EXIT_INTERRUPTED, reporting.EXIT_CLOSED_PIPE}
+    assert codes >= {terminal.EXIT_FAILED, terminal.EXIT_USAGE, terminal.EXIT_UNKNOWN_OUTCOME, EXIT_FATAL}
+    assert codes >= {terminal.EXIT_INTERRUPTED, terminal.EXIT_CLOSED_PIPE}
     assert ends_with_3 == writing
 
 

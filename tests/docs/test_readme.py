@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger_cli import demo
-from dledger_cli.demo import spark_lines
+from dledger_cli.commands import demo
+from dledger_cli.commands.demo import spark_lines
 from dledger_cli.local.brokers import LocalBrokers
 from rocketstore.settings import load_broker_settings
 from tests.docs.documents import ROOT, svg_lines

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from dledger.errors import DLedgerError
-from dledger_cli.logs import is_no_lost_client
+from dledger_cli.process import is_no_lost_client
 from tests.fuzz.shapes import Known, messages, mutilated
 from tests.support.http2 import PREFACE, Http2Link, call_frames
 from tests.support.waiting import wait_until

@@ -11,7 +11,7 @@ from typing import Final
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.rpc.ports import NodeStatus
 from dledger.types import NodeId, Role, Term
-from dledger_cli.demo import digest_of
+from dledger_cli.commands.demo import digest_of
 from dledger_cli.local.group import HOST, LocalGroup
 from dledger_cli.local.tcp_proxy import LocalProxiedGroup
 from tests.support.history import AppendOp, History, Outcome, check

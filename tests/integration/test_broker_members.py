@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.drill.member_processes import MemberBrokers
+from cluster.drill.processes import MemberBrokers
 from dledger.types import NodeId
 from rocketstore.client import Admin, BrokerUnreachableError, Message, NotFoundError, Producer
 from tests.support.waiting import wait_until

@@ -6,13 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from cluster.drill.context import DrillContext, DrillOptions
-from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.drills import DRILLS, Drill, DrillContext, DrillOptions
 from cluster.drill.history import EventKind
-from cluster.drill.member_processes import ProcessMembers
-from cluster.drill.migration import run_migration
-from cluster.drill.processes import FILLER, ProcessMigration, ProcessTarget
-from cluster.drill.runner import DrillResult, run_drill
+from cluster.drill.processes import FILLER, ProcessMembers, ProcessMigration, ProcessTarget
+from cluster.drill.runner import DrillResult, run_drill, run_migration
 from cluster.drill.target import Direction, DrillError, NotPossibleError
 from dledger.types import NodeId
 from tests.support.lacking import need_root

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from dledger.types import NodeId
 from dledger_cli import cli
-from dledger_cli.local.several_brokers import SeveralBrokers
+from dledger_cli.local.brokers import SeveralBrokers
 from rocketstore.client import Admin, Consumer, DLedgerError, Message, Producer, TopicInfo
 from tests.integration.harness import N0, N1, N2
 from tests.support.small_disk import fill, small_disk

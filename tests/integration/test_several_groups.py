@@ -14,7 +14,7 @@ import pytest
 from dledger.errors import DLedgerError
 from dledger.rpc.clients.codec import ReadMode
 from dledger.types import NodeId
-from dledger_cli.local.several_groups import SeveralGroups
+from dledger_cli.local.group import SeveralGroups
 from tests.integration.harness import N0
 from tests.support.damage import turn
 from tests.support.waiting import wait_until

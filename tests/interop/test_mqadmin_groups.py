@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dledger_cli.local.several_brokers import SeveralBrokers
+from dledger_cli.local.brokers import SeveralBrokers
 from rocketstore.client import Admin, Message, Producer
 from tests.interop import java
 from tests.interop.admin_session import AdminSession, admin_session

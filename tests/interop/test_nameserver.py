@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_cli import cli
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.server import ConsoleServer, ListenAddress
 from dledger_cli.local.group import free_ports
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode
 from tests.interop import java, rocketmq

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dledger_spark.audit.blocks import BLOCK_BYTES, ReplicaDigest, differ
+from dledger_spark.audit.replica import BLOCK_BYTES, ReplicaDigest, differ
 from dledger_spark.jobs.audit import AuditOptions, differences, run
 from dledger_spark.source.blocks import BlocksDataSource
 from tests.unit.dledger_spark.audit.members import flip_in_entry, make_group, segment

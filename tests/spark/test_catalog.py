@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dledger_spark import register_topics
-from dledger_spark.catalog import TABLES_MAX, table_names
 from dledger_spark.errors import OptionError, PipelineError
+from dledger_spark.session import TABLES_MAX, table_names
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.support.log_bytes import write_disk_log

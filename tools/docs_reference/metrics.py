@@ -7,7 +7,7 @@ from typing import Final
 
 from dledger.core.messages import RoleReason
 from dledger_cli.metrics.catalog import BROKER_LABELS, BROKER_SPECS, NAME_SERVER_SPECS, NODE_LABELS, NODE_SPECS, Spec
-from dledger_cli.metrics.histogram import LATENCY_BOUNDS_S
+from dledger_cli.metrics.recorder import LATENCY_BOUNDS_S
 from tools.docs_reference.sections import replaced
 
 _REASONS: Final = {

@@ -13,7 +13,7 @@ from dledger.errors import CorruptLogError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.store.format import CHAIN_CRC_OFFSET
 from dledger.types import LogIndex
-from dledger_cli.commands.restore_vote import restore_vote
+from dledger_cli.commands.inspect import restore_vote
 from tests.support.damage import turn
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dledger_cli.broker_target import BrokerTarget, broker_options
+from dledger_cli.targets import BrokerTarget, broker_options
 
 BROKERS, NAME_SERVERS = ("-b", "127.0.0.1:1"), ("-n", "127.0.0.1:2")
 

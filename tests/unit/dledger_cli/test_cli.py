@@ -27,7 +27,8 @@ from dledger.errors import (
 )
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import Entry, LogIndex, Magic, NodeId, Position, Role, Term
-from dledger_cli import cli, connection, demo, terminal
+from dledger_cli import cli, targets, terminal
+from dledger_cli.commands import demo
 from dledger_cli.commands import serve as serve_module
 from tests.support.fake_group import fake_group
 from tests.support.pipes import named_pipe
@@ -139,11 +140,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What the commands connect to."""
     fake = FakeClient()
 
-    def connect(_target: connection.GroupTarget, *, enable_idempotence: bool = True) -> FakeClient:
+    def connect(_target: targets.GroupTarget, *, enable_idempotence: bool = True) -> FakeClient:
         fake.numbers = enable_idempotence
         return fake
 
-    monkeypatch.setattr(connection.GroupTarget, "client", connect)
+    monkeypatch.setattr(targets.GroupTarget, "client", connect)
     return fake
 
 
@@ -207,20 +208,20 @@ def test_a_wrong_group_is_told_with_the_option_to_choose_another(run: Callable[.
 
 def test_the_bootstrap_reaches_the_client(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:
     """From the flag or from DLEDGER_BOOTSTRAP."""
-    seen: list[connection.GroupTarget] = []
+    seen: list[targets.GroupTarget] = []
 
-    def connect(target: connection.GroupTarget, **_options: bool) -> FakeClient:
+    def connect(target: targets.GroupTarget, **_options: bool) -> FakeClient:
         seen.append(target)
         return FakeClient()
 
-    monkeypatch.setattr(connection.GroupTarget, "client", connect)
+    monkeypatch.setattr(targets.GroupTarget, "client", connect)
     monkeypatch.setenv("DLEDGER_BOOTSTRAP", "a:1, b:2")
     run("append", "x")
     run("append", "x", "-b", "c:3", "-g", "orders", "--timeout", "2")
 
     assert seen == [
-        connection.GroupTarget(("a:1", "b:2"), "default", 5.0),
-        connection.GroupTarget(("c:3",), "orders", 2.0),
+        targets.GroupTarget(("a:1", "b:2"), "default", 5.0),
+        targets.GroupTarget(("c:3",), "orders", 2.0),
     ]
 
 
@@ -695,7 +696,7 @@ def test_watching_repeats_until_ctrl_c(
 ) -> None:
     """Ctrl-C is the normal end, and a missing leader is no reason to stop looking."""
     client = WatchedClient(members={NodeId("n0"): status_of("n0")})
-    monkeypatch.setattr(connection.GroupTarget, "client", lambda _target: client)
+    monkeypatch.setattr(targets.GroupTarget, "client", lambda _target: client)
     monkeypatch.setattr("dledger_cli.terminal.on_terminal", lambda: terminal)
 
     shown = run("status", "--watch", "--interval", "0.1", *words)

@@ -18,8 +18,8 @@ from rich.console import Console
 from dledger.command_line import extras
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
-from dledger_cli import demo
 from dledger_cli.cli import main
+from dledger_cli.commands import demo
 from dledger_cli.local.group import LocalGroupError
 
 

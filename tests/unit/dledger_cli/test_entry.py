@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dledger_cli.cli import COMMANDS, main
-from dledger_cli.commands.log import append
-from dledger_cli.line_sending import LineReader
+from dledger_cli.commands.log import LineReader, append
 from dledger_cli.terminal import count_lines
 
 ENTRY = [sys.executable, "-m", "dledger_cli.entry"]

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import DLedgerError
-from dledger_cli import logs, terminal
-from dledger_cli.reporting import ErrorReportingGroup
-from dledger_cli.terminal import escaped, escaped_json, escaped_lines
+from dledger_cli import process, terminal
+from dledger_cli.terminal import ErrorReportingGroup, escaped, escaped_json, escaped_lines
 
 EVIL = "\x1b[31mEVIL\x1b]0;pwn\x07\x9b2J\r\u202egnp\u2028\n2026-11-27 00:00:00,000 INFO forged line"
 BAD = ("\x1b", "\x07", "\r", "\x9b", "\u202e", "\u2028")
@@ -39,10 +38,10 @@ def test_every_character_is_shown_as_itself_or_as_an_escape(text: str) -> None:
         assert shown == text
 
 
-@pytest.mark.parametrize("form", logs.FORMATS)
+@pytest.mark.parametrize("form", process.FORMATS)
 def test_a_stranger_writes_no_line_of_a_log(form: str) -> None:
     """In both formats, in the message, in facts, and in a traceback."""
-    formatter = logs.JsonFormatter() if form == "json" else logs.TextFormatter()
+    formatter = process.JsonFormatter() if form == "json" else process.TextFormatter()
     try:
         int(EVIL)
     except ValueError as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from dledger.errors import DiskFullError, EntryTooLargeError, RequestTimeoutError
-from dledger_cli import line_sending
-from dledger_cli.line_sending import LineReader, LineTally, send_lines
+from dledger_cli.commands import log as log_commands
+from dledger_cli.commands.log import LineReader, LineTally, send_lines
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_waits_for_more_lines_is_sent_when_none_comes() -> None:
 
 def test_only_so_many_lines_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast they come: a leader takes no more, and each occupies memory here."""
-    monkeypatch.setattr(line_sending, "PIPELINE_MAX", 3)
+    monkeypatch.setattr(log_commands, "PIPELINE_MAX", 3)
     in_flight: list[int] = []
     log = _Log(answered=lambda: in_flight.append(len(log.lines) - len(log.told)))
 

@@ -17,7 +17,7 @@ from dledger.log_output import speaks_for
 from dledger.runtime.events import NodeLines
 from dledger.store.opening import RecoveryReport
 from dledger.types import NodeId, Role, Term
-from dledger_cli import logs
+from dledger_cli import process
 
 N0 = NodeId("n0")
 Begin = Callable[[str, str], io.StringIO]
@@ -26,12 +26,12 @@ Begin = Callable[[str, str], io.StringIO]
 @pytest.fixture
 def log() -> Iterator[Begin]:
     """Sets the log up as a server does (pytest's own handlers are put aside) and gives what is written to it."""
-    root, grpc = logging.getLogger(), logging.getLogger(logs._GRPC_LOGGER)
+    root, grpc = logging.getLogger(), logging.getLogger(process._GRPC_LOGGER)
     handlers, level, filters = root.handlers[:], root.level, grpc.filters[:]
 
     def begin(log_level: str, form: str) -> io.StringIO:
         root.handlers = []
-        logs.to_stderr(log_level, form)
+        process.to_stderr(log_level, form)
         (handler,) = root.handlers
         assert isinstance(handler, logging.StreamHandler)
         stream = io.StringIO()
@@ -51,7 +51,7 @@ def objects(stream: io.StringIO) -> list[dict[str, Any]]:
 def test_a_role_change_is_one_line_with_role_term_leader_and_reason(log: Begin) -> None:
     """What an operator looks for after an election, and which node and group say so."""
     stream = log("info", "json")
-    logs.name_speaker(node="n0", group="orders")
+    process.name_speaker(node="n0", group="orders")
 
     NodeLines(N0).role_changed(RoleChange(Role.FOLLOWER, Term(3), None, RoleReason.QUORUM_LOST))
 
@@ -146,14 +146,14 @@ def test_an_error_carries_its_trace_in_one_line(log: Begin) -> None:
 def test_people_get_lines(log: Begin) -> None:
     """The default; what goes to standard output is as it was."""
     stream = log("info", "text")
-    logs.name_speaker(node="n0")
+    process.name_speaker(node="n0")
 
     logging.getLogger("x").info("hello", extra={"event": "greeting"})
     logging.getLogger("x").debug("not told")
 
     assert stream.getvalue().endswith(" x hello\n")
     assert len(stream.getvalue().splitlines()) == 1
-    assert logs.announcement("it is ready: now", "started") == "it is ready: now"
+    assert process.announcement("it is ready: now", "started") == "it is ready: now"
 
 
 def test_lines_for_people_name_their_group_in_a_process_of_several(log: Begin) -> None:
@@ -162,12 +162,12 @@ def test_lines_for_people_name_their_group_in_a_process_of_several(log: Begin) -
     told = logging.getLogger("x").info
 
     with speaks_for("orders"):
-        logs.name_speaker(node="n0")
+        process.name_speaker(node="n0")
         told("saved")
         told("orders/n0: saved")
-        logs.name_speaker(node="n0", group="orders")
+        process.name_speaker(node="n0", group="orders")
         told("saved")
-    logs.name_speaker(node="n0")
+    process.name_speaker(node="n0")
     told("saved")
 
     messages = [line.partition(" x ")[2] for line in stream.getvalue().splitlines()]
@@ -177,8 +177,8 @@ def test_lines_for_people_name_their_group_in_a_process_of_several(log: Begin) -
 def test_what_is_announced_follows_the_format(log: Begin) -> None:
     """Whoever collects standard output, too, gets JSON only."""
     log("error", "json")
-    logs.name_speaker(node="n0", group="orders")
+    process.name_speaker(node="n0", group="orders")
 
-    line = json.loads(logs.announcement("it is ready: now", "started"))
+    line = json.loads(process.announcement("it is ready: now", "started"))
 
     assert (line["message"], line["event"], line["node"]) == ("it is ready: now", "started", "n0")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dledger.types import NodeId
-from dledger_cli.placement import GroupPlacement, LeaderPlacement, Move
+from dledger_cli.commands.rebalance import GroupPlacement, LeaderPlacement, Move
 
 HOSTS = {"n0": "10.0.0.1:20911", "n1": "10.0.0.2:20911", "n2": "10.0.0.3:20911"}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from grpc._cython import cygrpc
 
-from dledger_cli import logs
+from dledger_cli import process
 
 LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
@@ -22,7 +22,7 @@ def _filters_as_before() -> Iterator[None]:
 
 def test_a_client_that_went_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that was paused comes back to hundreds of them; other errors of gRPC are still told."""
-    logs.to_stderr("info")
+    process.to_stderr("info")
 
     for error in (cygrpc.ExecuteBatchError("nobody takes the answer"), RuntimeError("a handler is broken")):
         LOGGER.error("raised in core", exc_info=error)

@@ -1,4 +1,4 @@
-"""``dledger_cli.reporting``: every error is a sentence in one style."""
+"""``dledger_cli.terminal``: every error is a sentence in one style."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_cli.cli import main
-from dledger_cli.reporting import ErrorReportingGroup
+from dledger_cli.terminal import ErrorReportingGroup
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dledger_spark.decode import bodies
-from dledger_spark.decode.bodies import decompressed
+from dledger_spark.decode import typed_bodies
+from dledger_spark.decode.typed_bodies import decompressed
 from dledger_spark.errors import OptionError
 
 PLAIN = b"x" * 5000
@@ -53,9 +53,9 @@ def test_a_damaged_body_is_null_and_the_others_are_there(flag: int) -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long body is null, and a batch of many is an error that says what to do."""
-    monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 4999)
+    monkeypatch.setattr(typed_bodies, "BODY_BYTES_MAX", 4999)
     assert read((zlib.compress(PLAIN), ZLIB), (packed("zstd"), ZSTD)) == [None, None]
-    monkeypatch.setattr(bodies, "BODY_BYTES_MAX", 5000)
-    monkeypatch.setattr(bodies, "BATCH_BYTES_MAX", 9000)
+    monkeypatch.setattr(typed_bodies, "BODY_BYTES_MAX", 5000)
+    monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", 9000)
     with pytest.raises(OptionError, match="decompressed"):
         read((zlib.compress(PLAIN), ZLIB), (zlib.compress(PLAIN), ZLIB))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from dledger_spark.body_types import DEPTH_MAX, ddl_type, parse_ddl
 from dledger_spark.errors import SchemaError
+from dledger_spark.schema import DEPTH_MAX, ddl_type, parse_ddl
 
 
 def test_every_type_is_read_and_written() -> None:

@@ -392,7 +392,7 @@ def test_only_the_split_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     log = open_directory(write_disk_log(tmp_path, some_messages(400), segment_bytes=256 * 1024).directory)
     context = DecodeContext()
     splits = plan_splits(log, log.begin, log.end, SplitSizes(32 * 1024))
-    monkeypatch.setattr("dledger_spark.directory.reading.mmap.mmap", noting)
+    monkeypatch.setattr("dledger_spark.directory.splits.mmap.mmap", noting)
 
     batches = [batch for one in splits for batch in read_split(one, named_columns(NAMES, context), context)]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.decode.properties import TAGS, as_maps, named
+from dledger_spark.decode.columns import TAGS, as_maps, named
 from rocketstore.message.columns import PropertyTexts
 from rocketstore.message.properties import decode_properties, find_property_bytes
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_spark.decode.slices import slices
+from dledger_spark.decode.layout import slices
 
 SLICES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=20)
 """What lies before each slice, and how long it is."""

@@ -9,7 +9,7 @@ from typing import Final
 from tools.tidy.census import size_of, take_census
 
 MOST: Final = {
-    "files of fewer than 60 lines": 82,
+    "files of fewer than 60 lines": 69,
     "files of more than 600 lines": 8,
     "docstrings of at most 3 words": 423,
     "names with words of our own": 53,

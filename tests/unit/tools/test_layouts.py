@@ -16,7 +16,7 @@ HOMES: Final = {
     "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
     "dledger/statemachine/commands.py": "results of commands, a part of snapshots",
     "dledger/store/durable_state.py": "hard state and checkpoint, and the slots around them",
-    "dledger_spark/decode/slices.py": "Arrow's views; nothing stored",
+    "dledger_spark/decode/layout.py": "Arrow's views; nothing stored",
     "rocketstore/grpc/relay.py": "requests between members; nothing stored",
     "rocketstore/ha/wire.py": "numbers and frames between masters and slaves; nothing stored",
     "rocketstore/index/format.py": "index files: header, entry, slot, keys on their way there; the sums beside",

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from cluster.image import DEPLOY, PROJECT
-from dledger_cli.commands.broker_start import broker
+from dledger_cli.commands.broker import broker
 from dledger_cli.commands.health import own_servers
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.nameserver.settings import load_name_server_settings

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.image import DEPLOY, PROJECT
 from dledger_cli.cli import main
-from dledger_cli.reporting import EXIT_USAGE
+from dledger_cli.terminal import EXIT_USAGE
 from tests.support.lacking import program
 
 UNITS = PROJECT / DEPLOY / "systemd"

@@ -12,12 +12,16 @@ from cluster.drill.history import (
     NodeCopy,
     NodeView,
     Notes,
+    Round,
     SeenChange,
     SendOutcome,
     ServedMessage,
+    effects_of,
+    series,
+    state_periods,
+    timeline,
 )
 from cluster.drill.runner import DrillResult
-from cluster.drill.timeline import Round, effects_of, series, state_periods, timeline
 from cluster.drill.verdict import DrillVerdict, judge
 from dledger.types import NodeId
 

@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import docker.errors
 import pytest
 
-from cluster.drill.containers import FREEZER_GAVE_UP, ContainerMigration, ContainerTarget
-from cluster.drill.member_containers import ContainerMembers
+from cluster.drill.containers import FREEZER_GAVE_UP, ContainerMembers, ContainerMigration, ContainerTarget
 from cluster.drill.target import DrillError, MigrationForm
 from dledger.types import NodeId
 

@@ -6,10 +6,9 @@ import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from cluster.drill.context import DrillContext, DrillOptions
-from cluster.drill.history import HistoryRecorder
-from cluster.drill.timeline import Round
-from cluster.drill.watch import Watch
+from cluster.drill.drills import DrillContext, DrillOptions
+from cluster.drill.history import HistoryRecorder, Round
+from cluster.drill.target import Watch
 from dledger.conditions import Condition, ConditionKind
 from dledger.types import NodeId
 from rocketstore.remoting.runtime import RuntimeInfo

@@ -12,10 +12,9 @@ import docker
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.drill import main as drill_main
+from cluster.drill import __main__ as drill_main
 from cluster.drill.__main__ import main as drill_command
-from cluster.drill.context import DrillOptions
-from cluster.drill.drills import DRILLS, Drill
+from cluster.drill.drills import DRILLS, Drill, DrillOptions
 from cluster.drill.history import DrillEvent
 from cluster.drill.processes import ProcessTarget
 from cluster.drill.runner import DrillResult

@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from cluster.drill import html, report
-from cluster.drill.chart import chart
-from cluster.drill.history import DrillEvent, EventKind, NodeView, SendOutcome
-from cluster.drill.timeline import Round, StatePeriod, effects_of
+from cluster.drill.history import DrillEvent, EventKind, NodeView, Round, SendOutcome, StatePeriod, effects_of
+from cluster.drill.html import chart
 from tests.unit.cluster.drill.histories import N0, failover, perfect, result_of
 
 

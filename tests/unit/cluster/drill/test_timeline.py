@@ -6,8 +6,20 @@ import math
 
 import pytest
 
-from cluster.drill.history import DrillSend, EventKind, NodeView, Notes, SeenChange, SendOutcome
-from cluster.drill.timeline import Round, effects_of, quantile, series, state_periods, timeline
+from cluster.drill.history import (
+    DrillSend,
+    EventKind,
+    NodeView,
+    Notes,
+    Round,
+    SeenChange,
+    SendOutcome,
+    effects_of,
+    quantile,
+    series,
+    state_periods,
+    timeline,
+)
 from tests.unit.cluster.drill.histories import N0, N1, failover
 
 

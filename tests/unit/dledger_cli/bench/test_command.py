@@ -11,11 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, UnavailableError
-from dledger_cli import cli, connection
-from dledger_cli.bench.load import LoadPlan
-from dledger_cli.bench.meter import Meter, Recent
-from dledger_cli.bench.report import LoadReport, document, lines, second_line
+from dledger_cli import cli, targets
 from dledger_cli.commands import bench as commands_bench
+from dledger_cli.commands.bench import LoadPlan, LoadReport, Meter, Recent, document, lines, second_line
 from tests.unit.dledger_cli.bench.test_load import AnsweredItem
 
 
@@ -46,7 +44,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     def run(words: Sequence[str], error: Callable[[int], DLedgerError | None]) -> tuple[Result, BenchClient]:
         client = BenchClient(error)
-        monkeypatch.setattr(connection.GroupTarget, "client", lambda _target: client)
+        monkeypatch.setattr(targets.GroupTarget, "client", lambda _target: client)
         return CliRunner().invoke(cli.main, ["bench", "append", *words]), client
 
     return run

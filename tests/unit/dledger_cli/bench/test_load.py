@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dledger.errors import AccessDeniedError, DLedgerError, EntryTooLargeError, UnavailableError
-from dledger_cli.bench.load import BenchLoad, LoadPlan, Submit
+from dledger_cli.commands.bench import BenchLoad, LoadPlan, Submit
 from rocketstore.client import ForbiddenError, NotFoundError
 
 DEADLINE_S = 120.0

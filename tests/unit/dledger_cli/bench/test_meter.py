@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from dledger.errors import PendingFullError, RequestTimeoutError, UnavailableError
-from dledger_cli.bench.meter import BOUNDS_S, Meter
+from dledger_cli.commands.bench import BOUNDS_S, Meter
 
 
 def test_percentiles_are_true_to_two_percent() -> None:

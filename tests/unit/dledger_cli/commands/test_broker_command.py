@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger_cli import cli
-from dledger_cli.commands import broker_start as broker_module
+from dledger_cli.commands import broker as broker_module
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.types import FlushDiskType
 

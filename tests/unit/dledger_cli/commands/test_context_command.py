@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dledger_cli.cli import main
-from dledger_cli.commands.completion import SHELLS
-from dledger_cli.connection import GroupTarget
-from dledger_cli.security_options import CommandSecurity
+from dledger_cli.cli import SHELLS, main
+from dledger_cli.targets import CommandSecurity, GroupTarget
 from tests.support.lacking import program
 
 Run = Callable[..., Result]

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger_cli import cli
-from dledger_cli.broker_target import DEFAULT_BROKER
 from dledger_cli.commands import broker
-from dledger_cli.moments import Moment, time_text
+from dledger_cli.targets import DEFAULT_BROKER
+from dledger_cli.terminal import Moment, time_text
 from rocketstore.client.aio.admin_records import GroupInfo
 from rocketstore.client.blocking import Admin
 from rocketstore.client.blocking_consumer import Consumer

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from dledger.config import ClientAuth
 from dledger.types import TlsServerMode
 from dledger_cli import cli
-from dledger_cli.commands import nameserver as nameserver_module
+from dledger_cli.commands import serve as nameserver_module
 from rocketstore.nameserver.settings import NameServerConfig
 from tests.unit.rocketstore.nameserver.wire import Caller
 

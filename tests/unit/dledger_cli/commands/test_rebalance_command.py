@@ -12,8 +12,7 @@ from dledger.errors import DLedgerError, LeaderHint, RequestTimeoutError
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import NodeId
 from dledger_cli.commands import rebalance
-from dledger_cli.commands.rebalance import _Run, _Step, _why_unable
-from dledger_cli.placement import GroupPlacement, LeaderPlacement, Move
+from dledger_cli.commands.rebalance import GroupPlacement, LeaderPlacement, Move, _Run, _Step, _why_unable
 from rocketstore.client.aio.routes import RoutedBroker
 from tests.support.fake_node import FakeNode
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.sampler import SamplePace
 from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.waiting import wait_until
 from tests.unit.dledger_cli.console.group_pages import Broker, plain_broker

@@ -11,10 +11,8 @@ from typing import Any
 
 from dledger.client.shared import ClientSecurity
 from dledger.config import AccessConfig
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.server import ConsoleServer, ListenAddress
-from dledger_cli.security_options import CommandSecurity
+from dledger_cli.targets import BrokerTarget, CommandSecurity, GroupTarget
 from rocketstore.client import Admin, Message, MessageQueue, Producer, TopicInfo
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 
 from dledger.errors import DLedgerError, UnavailableError
-from dledger_cli.console.node_summaries import BrokerSummary, NodeState, NodeSummary
-from dledger_cli.console.probe import Answer, GroupProbe
+from dledger_cli.console.probe import Answer, BrokerSummary, GroupProbe, NodeState, NodeSummary
 from rocketstore.client import BrokerStatus
 from rocketstore.client.aio.routes import RoutedBroker
 from rocketstore.remoting.runtime import RuntimeInfo

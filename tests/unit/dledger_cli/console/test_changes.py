@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from dledger.remoting.frame import encode
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.console import clients
-from dledger_cli.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges
-from dledger_cli.console.clients import ClientLists
-from dledger_cli.console.inputs import Fields
+from dledger_cli.console import changes
+from dledger_cli.console.changes import BODY_BYTES_MAX, BrokerChange, BrokerChanges, ClientLists
+from dledger_cli.console.listing import Fields
+from dledger_cli.targets import BrokerTarget
 from rocketstore.client import Admin, Consumer, Message, MessageQueue, NotFoundError, TopicInfo
 from tests.support.remoting import RemotingSocket
 from tests.support.waiting import wait_until
@@ -329,7 +328,7 @@ def is_joined(group_page: GroupPage, group: str) -> bool:
 
 def test_clients_come_in_pages_of_groups(group_page: GroupPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group costs a request, so a page asks about few of many."""
-    monkeypatch.setattr(clients, "GROUPS_PER_PAGE", 1)
+    monkeypatch.setattr(changes, "GROUPS_PER_PAGE", 1)
     group_page.topic("paged", 1)
     with ExitStack() as stack:
         for group in ("paged-a", "paged-b"):

@@ -12,7 +12,7 @@ from dledger_cli.console import app
 from dledger_cli.console.catalog import Catalog
 from dledger_cli.console.changes import BrokerChange, BrokerChanges, Done
 from dledger_cli.console.control import NoControl
-from dledger_cli.security_options import CommandSecurity
+from dledger_cli.targets import CommandSecurity
 from rocketstore.client import TopicInfo
 from tests.unit.dledger_cli.console.group_pages import Broker, GroupPage, group_page_at, guarded_broker, plain_broker
 from tests.unit.dledger_cli.console.support import request

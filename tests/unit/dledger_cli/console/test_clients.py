@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
-from dledger_cli.console.clients import ClientLists
+from dledger_cli.console.changes import ClientLists
 from dledger_cli.console.server import ConsoleServer, ListenAddress
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.client import (
     Admin,
     ClientError,

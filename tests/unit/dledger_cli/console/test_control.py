@@ -8,9 +8,9 @@ import pytest
 
 from dledger.members import ChangeKind
 from dledger.types import NodeId
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.control import Action, ActionRefusedError, GroupControl, LocalControl
 from dledger_cli.local.group import LocalGroupError
+from dledger_cli.targets import GroupTarget
 from tests.support.fake_group import fake_group
 
 N0, N1 = NodeId("n0"), NodeId("n1")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dledger_cli.console.demo_console import DetachedConsole
+from dledger_cli.console.server import DetachedConsole
 from dledger_cli.local.group import LocalGroupError, free_ports
 
 DEADLINE_S = 60.0

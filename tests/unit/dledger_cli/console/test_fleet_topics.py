@@ -10,11 +10,11 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from dledger_cli.console import fleet_topics
+from dledger_cli.console import overview
 from dledger_cli.console.catalog import INTERVAL_S, SHOWN_S
 from dledger_cli.console.fleet import Fleet
-from dledger_cli.console.fleet_topics import ROUND_REQUESTS, FleetTopics
 from dledger_cli.console.listing import Wanted
+from dledger_cli.console.overview import ROUND_REQUESTS, FleetTopics
 from rocketstore.client import BrokerUnreachableError
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.remoting.codes import RequestCode
@@ -155,7 +155,7 @@ def test_no_broker_of_another_machine_is_asked_in_plaintext() -> None:
 
 def test_a_list_that_is_too_long_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes what is kept for all."""
-    monkeypatch.setattr(fleet_topics, "LIST_MAX", 2)
+    monkeypatch.setattr(overview, "LIST_MAX", 2)
     topics, _ = watching(NameServerFrames("a", "b", "c"))
     asyncio.run(topics.look())
 

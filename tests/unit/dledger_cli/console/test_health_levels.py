@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.conditions import Condition
-from dledger_cli.console.health_levels import Level, MemberView, overall, verdict_of
+from dledger_cli.console.fleet import Level, MemberView, overall, verdict_of
 from rocketstore.remoting.runtime import RuntimeInfo
 
 GROUP = (("n0", "h:1"), ("n1", "h:2"), ("n2", "h:3"))

@@ -12,7 +12,7 @@ from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
 from dledger_cli.console import history as module
 from dledger_cli.console.history import History
-from dledger_cli.console.node_summaries import BrokerSummary, MembershipSummary, NodeState
+from dledger_cli.console.probe import BrokerSummary, MembershipSummary, NodeState
 from tests.unit.dledger_cli.console.support import answer, summary
 
 GONE = UnavailableError("h:1 is unreachable")

@@ -648,8 +648,7 @@ def test_a_plain_broker_is_shown_with_its_topics(make_console: MakeConsole, brok
 
 def test_a_console_that_cannot_listen_says_so() -> None:
     """A port that is taken, in words."""
-    from dledger_cli.broker_target import BrokerTarget
-    from dledger_cli.connection import GroupTarget
+    from dledger_cli.targets import BrokerTarget, GroupTarget
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = ListenAddress(port=taken.getsockname()[1])

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dledger_cli.console import listing
-from dledger_cli.console.inputs import BadInputError
 from dledger_cli.console.listing import (
     PAGES_MAX,
     SEARCH_CHARACTERS_MAX,
     SORTED_MAX,
+    BadInputError,
     LookOrder,
     SortedLists,
     Wanted,

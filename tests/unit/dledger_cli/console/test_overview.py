@@ -13,16 +13,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from dledger.errors import DLedgerError
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
-from dledger_cli.console import group_page, watcher
+from dledger_cli.console import group_page, overview
 from dledger_cli.console.app import LOOKUPS_MAX
 from dledger_cli.console.changes import BrokerChange
 from dledger_cli.console.control import NoControl
 from dledger_cli.console.fleet import Fleet
 from dledger_cli.console.guard import ConsoleRules
+from dledger_cli.console.overview import FleetPace
 from dledger_cli.console.server import ConsoleServer, ListenAddress
-from dledger_cli.console.watcher import FleetPace
+from dledger_cli.targets import BrokerTarget, GroupTarget
 from rocketstore.nameserver.server import NameServer
 from tests.support.runtime_broker import RuntimeBroker, ours, runtime_broker
 from tests.support.waiting import wait_until
@@ -170,7 +169,7 @@ def test_requests_per_second_are_bounded(
     monkeypatch: pytest.MonkeyPatch, make: MakeOverview, server: NameServer
 ) -> None:
     """With many brokers, each is asked less often: here one, at once a minute for all of them."""
-    monkeypatch.setattr(watcher, "ASKED_PER_S_MAX", 1 / 60)
+    monkeypatch.setattr(overview, "ASKED_PER_S_MAX", 1 / 60)
     with runtime_broker() as broker, joined(server, java=[broker]):
         console = make()
         wait_until(lambda: verdict(console, "java") == "serving", "it is asked once")

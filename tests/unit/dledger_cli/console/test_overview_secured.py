@@ -14,10 +14,8 @@ import pytest
 from dledger.config import AccessConfig, SecurityConfig
 from dledger.types import TlsServerMode
 from dledger_cli import certs
-from dledger_cli.broker_target import BrokerTarget
-from dledger_cli.connection import GroupTarget
 from dledger_cli.console.server import ConsoleServer, ListenAddress
-from dledger_cli.security_options import CommandSecurity
+from dledger_cli.targets import BrokerTarget, CommandSecurity, GroupTarget
 from rocketstore.nameserver.server import NameServer
 from rocketstore.server import BrokerServer
 from tests.support.certificates import files

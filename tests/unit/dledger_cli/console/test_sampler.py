@@ -10,7 +10,7 @@ import pytest
 
 from dledger.errors import RequestTimeoutError, UnavailableError
 from dledger_cli.console.history import History
-from dledger_cli.console.node_summaries import NodeState
+from dledger_cli.console.probe import NodeState
 from dledger_cli.console.sampler import SamplePace, Sampler
 from tests.support.waiting import wait_until
 from tests.unit.dledger_cli.console.support import FakeProbe, answer, summary

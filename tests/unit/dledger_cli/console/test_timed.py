@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dledger_cli.security_options import CommandSecurity
+from dledger_cli.targets import CommandSecurity
 from rocketstore.client import Message
 from tests.unit.dledger_cli.console.group_pages import Broker, GroupPage, group_page_at, guarded_broker, plain_broker
 from tests.unit.dledger_cli.console.support import request

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dledger_cli.metrics.catalog import SPECS, MetricKind, Spec
-from dledger_cli.metrics.families import Families
+from dledger_cli.metrics.collectors import Families
 
 UNITS = ("seconds", "bytes", "ratio", "info", "index", "entries", "messages", "total")
 RESERVED = ("le", "quantile", "job", "instance")

@@ -22,10 +22,9 @@ from dledger.server import DLedgerServer
 from dledger.types import AppendedBatch, NodeId
 from dledger_cli.local.group import free_ports
 from dledger_cli.metrics import metered
-from dledger_cli.metrics.broker_metrics import add_replication
 from dledger_cli.metrics.catalog import BROKER_SPECS, NAME_SERVER_SPECS, NODE_SPECS, SPECS
+from dledger_cli.metrics.collectors import Families, add_replication
 from dledger_cli.metrics.exporter import Exporter
-from dledger_cli.metrics.families import Families
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client import Admin
 from rocketstore.config import MessageStoreConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from dledger_cli.metrics.histogram import Histogram, cumulative
+from dledger_cli.metrics.recorder import Histogram, cumulative
 
 
 def test_a_value_is_counted_in_every_bucket_that_it_does_not_exceed() -> None:

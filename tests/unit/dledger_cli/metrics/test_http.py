@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 import pytest
 
 from dledger.errors import ConfigError, ShutdownError
-from dledger_cli.metrics import http
-from dledger_cli.metrics.http import MetricsPort, text_page
+from dledger_cli.metrics import exporter
+from dledger_cli.metrics.exporter import MetricsPort, text_page
 
 
 def broken() -> tuple[HTTPStatus, str, bytes]:
@@ -96,7 +96,7 @@ def test_the_thread_ends_and_the_port_is_free_again() -> None:
 
 def test_those_that_say_nothing_keep_no_probe_out(port: int) -> None:
     """More than there are places, and each says a byte now and then: the oldest makes room for who has a question."""
-    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(http.REQUESTS_MAX + 2)]
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(exporter.REQUESTS_MAX + 2)]
     try:
         for one in silent[2:]:
             one.send(b"G")
@@ -110,7 +110,7 @@ def test_those_that_say_nothing_keep_no_probe_out(port: int) -> None:
 
 def test_a_request_must_come_in_time_however_little_comes_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no request: it is hung up on after the time for all of it."""
-    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(exporter, "REQUEST_TIMEOUT_S", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=0.1) as dripping:
         for _ in range(100):
             try:
@@ -126,7 +126,7 @@ def test_a_request_must_come_in_time_however_little_comes_at_once(port: int, mon
 
 def test_no_more_are_answered_at_a_time_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are being answered stay; who comes then is hung up on."""
-    monkeypatch.setattr(http, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(exporter, "REQUESTS_MAX", 2)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     def slow() -> tuple[bool, str]:

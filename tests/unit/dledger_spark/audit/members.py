@@ -10,9 +10,18 @@ from pathlib import Path
 from dledger.store.durable_state import create_checkpoint, read_checkpoint
 from dledger.store.format import HEADER, EntryHeader
 from dledger.types import Boundary, LogIndex, Position, Term
-from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, coverage, differ, digest
-from dledger_spark.audit.examine import Directories, Finding, examine
-from dledger_spark.audit.replica import Replica, common_end, open_replicas
+from dledger_spark.audit.difference import Directories, Finding, examine
+from dledger_spark.audit.replica import (
+    Replica,
+    ReplicaDigest,
+    Stretch,
+    block_bounds,
+    common_end,
+    coverage,
+    differ,
+    digest,
+    open_replicas,
+)
 from tests.unit.dledger.store.support import SEGMENT_BYTES, UnsyncedFs, fill, open_store, small_config
 
 ENTRIES = 100

@@ -12,9 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dledger.errors import ConfigError
-from dledger_spark.audit.blocks import SPLIT_BYTES, SPLIT_BYTES_MAX, coverage, split, split_bytes_for
 from dledger_spark.audit.difference import DifferenceKind
-from dledger_spark.audit.replica import common_end, open_replicas
+from dledger_spark.audit.replica import (
+    SPLIT_BYTES,
+    SPLIT_BYTES_MAX,
+    common_end,
+    coverage,
+    open_replicas,
+    split,
+    split_bytes_for,
+)
 from dledger_spark.decode import walk
 from tests.support.sweeps import fewer
 from tests.unit.dledger.store.support import SEGMENT_BYTES

@@ -12,10 +12,9 @@ from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger.types import LogIndex
-from dledger_spark.audit.blocks import ReplicaDigest, Stretch, block_bounds, differ
-from dledger_spark.audit.difference import DifferenceKind
-from dledger_spark.audit.examine import Finding, examine
+from dledger_spark.audit.difference import DifferenceKind, Finding, examine
 from dledger_spark.audit.live import Group, RunningNodes, live_digest, look, said
+from dledger_spark.audit.replica import ReplicaDigest, Stretch, block_bounds, differ
 from tests.support.damage import turn
 from tests.support.running_group import RunningGroup
 from tests.support.waiting import wait_until

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits
 from dledger_spark.rebuild.derive import Details, as_units, keys_of, records_of, runs, unit_columns
-from dledger_spark.rebuild.key_index import IndexWriter
-from dledger_spark.rebuild.queues import QueueWriter
+from dledger_spark.rebuild.rows import IndexWriter, QueueWriter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import TopicHashes

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dledger_spark.rebuild.install import exchange, keep_expired_queues, remove_left_overs
-from dledger_spark.rebuild.key_index import IndexWriter
-from dledger_spark.rebuild.queues import QueueWriter
+from dledger_spark.rebuild.rows import IndexWriter, QueueWriter, exchange, keep_expired_queues, remove_left_overs
 from rocketstore.consume_queue.files import UNIT
 from rocketstore.index.file import IndexShape
 from rocketstore.index.format import KEY

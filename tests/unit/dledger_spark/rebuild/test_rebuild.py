@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dledger.layout import ENTRY_HEADER_BYTES
 from dledger_spark.errors import BrokenRecordError, PipelineError
-from dledger_spark.rebuild.queues import QueueWriter
+from dledger_spark.rebuild.rows import QueueWriter
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.files import UNIT
 from rocketstore.consume_queue.table import ConsumeQueueTable
