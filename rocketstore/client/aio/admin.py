@@ -470,7 +470,9 @@ class Admin(TopicAdmin, GroupAdmin, MessageAdmin):
         await self._at_name_servers(code, BrokerNameHeader(broker))
 
     async def _status(self, address: str, deadline: Deadline) -> BrokerStatus:
-        answer = await self._ask(address, Code.GET_BROKER_RUNTIME_INFO, deadline)
+        # No other broker can tell it: a slow one may take all the time that the call has.
+        connections, code = self._cluster.connections, Code.GET_BROKER_RUNTIME_INFO
+        answer = await connections.ask(address, code, None, b"", timeout_s=deadline.remaining_s)
         try:
             return BrokerStatus(address, RuntimeInfo.decode(answer.body), KVTable.decode(answer.body).table)
         except RequestError as error:

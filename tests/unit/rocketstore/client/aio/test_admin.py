@@ -12,7 +12,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.client.aio import errors, routes
+from rocketstore.client.aio import admin_requests, errors, routes
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_answers import decoded
 from rocketstore.client.aio.admin_records import BrokerStatus, GroupInfo, TopicInfo
@@ -43,6 +43,17 @@ async def admin_of(broker: BrokerServer) -> AsyncIterator[Admin]:
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_a_status_has_all_the_time_of_its_call(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only that of an attempt, after which another broker would be asked: no other one can tell it."""
+    monkeypatch.setattr(admin_requests, "ATTEMPT_S_MAX", 0.0)
+    async with admin_of(broker) as admin:
+        assert (await admin.status(broker.address)).address == broker.address
+        assert isinstance((await admin.statuses())[broker.address], BrokerStatus)
+        with pytest.raises(errors.ClientError):
+            await admin.broker_config(broker.address)
 
 
 @on_loop
