@@ -73,7 +73,9 @@ class FileSystem:
         """Make everything on the file system of an open file durable (``syncfs``): many files cost no more than one.
 
         It also fails if another program's file could not be written since ``fd`` was opened, and where failures are not
-        reported: on older kernels, and on kinds of file systems that we do not know. Then sync each file.
+        reported: on older kernels, on kinds of file systems that we do not know, and on one that has become read-only,
+        as an error makes it. Then sync each file. What failed before ``fd`` was opened may be unknown here: open it
+        before writing.
         """
         _syncfs(fd)
 
@@ -128,8 +130,8 @@ class FileSystem:
 
 _REPORTING_FILE_SYSTEMS: Final = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994})
 """ext4, XFS, Btrfs, tmpfs (``statfs(2)``). Layers above others, like overlayfs, may not pass errors on."""
-_SYNCFS_KERNEL_MIN: Final = (5, 8)
-"""Earlier ones report no failed writes of data."""
+_SYNCFS_KERNEL_MIN: Final = (5, 17)
+"""Earlier ones report no failed commits of the journal; before 5.8, no failed writes of data either."""
 _STATFS_BYTES: Final = 256
 
 
@@ -144,6 +146,8 @@ def _syncfs(fd: int) -> None:
     if libc.syncfs(fd):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:  # then it has done nothing, and said nothing
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _is_read_by_group(directory: Path) -> bool:

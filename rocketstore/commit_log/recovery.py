@@ -7,7 +7,7 @@ or, if the durable end is unknown, one followed by records in any later file.
 
 A clean stop records where the log ended, so that the next start need not read its newest gigabytes. The record is valid
 only after a clean stop, and while the newest files have the same names, sizes and times and the log still ends with the
-same bytes. Otherwise the log is read as usual.
+same bytes, and there. Otherwise the log is read as usual.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class LogEnd(NamedTuple):
     last_timestamp: int
     """Store timestamp of the last record; 0 if there is none."""
     tail_crc: int
-    """CRC32 of the last bytes before ``end`` in their file."""
+    """CRC32 of the last bytes before ``end`` in their file, and of those where a next record would begin."""
 
     def is_of(self, files: Sequence[StoreFile]) -> bool:
         """Whether these files of the right size are as this stop left them. Raises ``OSError``, ``DiskError``."""
@@ -232,4 +232,4 @@ def _places(files: Sequence[StoreFile]) -> list[list[int]]:
 
 def _tail_crc(last: StoreFile, end: int) -> int:
     start = max(last.base, end - _TAIL_BYTES)
-    return zlib.crc32(last.peek(start - last.base, end - start))
+    return zlib.crc32(last.peek(start - last.base, end - start + BLANK.size))

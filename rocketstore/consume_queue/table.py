@@ -24,7 +24,7 @@ from dledger.errors import DiskError, DiskFullError, InvalidRequestError
 from dledger.store.fs import FileSystem, make_dirs_durably
 from rocketstore.consume_queue.files import UNIT_BYTES, QueueDirectories, QueueEnd, QueueRecovery
 from rocketstore.consume_queue.queue import FOREVER, ConsumeQueue, QueueContext
-from rocketstore.mapped.file import DescriptorCache
+from rocketstore.mapped.file import Descriptor, DescriptorCache
 from rocketstore.mapped.queue import Unflushed
 from rocketstore.message.checks import check_topic
 from rocketstore.message.columns import RecordColumns, UnitColumns
@@ -60,8 +60,8 @@ class ConsumeQueueTable:
         self._dirty: dict[ConsumeQueue, None] = {}
         """May hold data that are not durable: queues written to since a ``flush(0)``."""
         self._refused_topics: set[str] = set()
-        self._fd: int | None = None
-        """The directory, once its file system was synced: open, to be told of every failed write after that."""
+        self._opened: Descriptor | None = None
+        """The directory, open since before the first write: a sync of its file system tells of all that failed."""
         self.descriptors: Final = DescriptorCache(self._fs)
         """The open files of all queues."""
         self._context = replace(context or QueueContext(), descriptors=self.descriptors)
@@ -76,6 +76,7 @@ class ConsumeQueueTable:
         known = known or {}
         try:
             make_dirs_durably(self._fs, self.directory)
+            self._opened = Descriptor(self._fs, self.directory, writable=False)
             found = list(self._list())
         except OSError as error:
             raise DiskError(f"listing {self.directory} failed: {error}") from error
@@ -240,14 +241,13 @@ class ConsumeQueueTable:
     def _flush_together(self, queues: Sequence[ConsumeQueue]) -> bool:
         """Make queues durable with their whole file system; False if each must be synced, or asked for its error."""
         found: list[tuple[ConsumeQueue, Unflushed]] = []
-        durable = False
+        durable, opened = False, self._opened
         try:
             found.extend((queue, queue.begin_flush()) for queue in queues)
-            if {self._fs.device(queue.directory) for queue in queues} == {self._fs.device(self.directory)}:
-                if self._fd is None:
-                    self._fd = self._fs.open(self.directory, writable=False)
+            devices = {self._fs.device(queue.directory) for queue in queues}
+            if opened is not None and devices == {self._fs.device(self.directory)}:
                 with self._directories.synced_by_caller():
-                    self._fs.sync_all(self._fd)
+                    self._fs.sync_all(opened.fd)
                 durable = True
         except (OSError, DiskError):
             pass  # syncing each says which one is concerned
@@ -282,9 +282,7 @@ class ConsumeQueueTable:
         """Release all files. Flush before."""
         for queue in self.all():
             queue.close()
-        if self._fd is not None:
-            self._fs.close(self._fd)
-            self._fd = None
+        self._opened = None
 
     def _destroy(self, queues: Sequence[ConsumeQueue]) -> None:
         for queue in queues:

@@ -104,7 +104,9 @@ def test_a_log_that_is_as_a_clean_stop_left_it_is_not_read(tmp_path: Path) -> No
     log.shutdown()
 
 
-@pytest.mark.parametrize("change", ["time", "end", "removed", "added", "record", "no files", "crash", "checkpoint"])
+@pytest.mark.parametrize(
+    "change", ["time", "end", "continued", "removed", "added", "record", "no files", "crash", "checkpoint"]
+)
 def test_a_log_that_may_have_changed_since_a_clean_stop_is_read(tmp_path: Path, change: str) -> None:
     """Another time of a file, another end, another set of files, a damaged record of the end, a crash, or a checkpoint
     that knows more.
@@ -117,6 +119,9 @@ def test_a_log_that_may_have_changed_since_a_clean_stop_is_read(tmp_path: Path, 
         os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns - 1))
     elif change == "end":  # the last record is not what it was, though no time shows it
         overwrite(files[2], RECORD_BYTES, b"\7")
+        os.utime(files[2], ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "continued":  # by another program, and a power cut took the time that was not durable
+        overwrite(files[2], 2 * RECORD_BYTES, files[2].read_bytes()[RECORD_BYTES : 2 * RECORD_BYTES])
         os.utime(files[2], ns=(before.st_atime_ns, before.st_mtime_ns))
     elif change == "removed":
         files[2].unlink()

@@ -359,6 +359,47 @@ def test_very_many_queues_are_made_durable_by_one_sync_or_else_by_their_own(
         table.append([head(1, 6000, queue_id=7)])
 
 
+class TellingOnceFs(FailingFs):
+    """As ``syncfs``: a failed write is told to who had the file system open before, and to the first who opens it then.
+
+    Another program had it open before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[int, int] = {}
+        self.failed_writes = 0
+
+    def open(self, path: Path, *, writable: bool = True) -> int:
+        fd = super().open(path, writable=writable)
+        self.told[fd] = self.failed_writes
+        return fd
+
+    def sync_all(self, fd: int) -> None:
+        super().sync_all(fd)
+        before, self.told[fd] = self.told[fd], self.failed_writes
+        if before < self.failed_writes:
+            raise OSError(IO_ERROR, os.strerror(IO_ERROR))
+
+
+def test_a_write_that_failed_before_the_first_sync_of_all_queues_is_not_taken_for_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel had begun to write it, and another program has synced the same file system since."""
+    monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 3)
+    fs = TellingOnceFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, queue_id=number) for number in range(3)])
+    fs.failed_writes += 1
+    damaged = str(tmp_path / "T" / "1" / f"{0:020d}")
+    fs.fails = lambda call, path: errno.EIO if (call, path) == ("sync", damaged) else None
+
+    with pytest.raises(DiskError):
+        table.flush()
+    table.close()
+
+
 def test_units_appended_while_all_queues_are_synced_at_once_are_synced_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
