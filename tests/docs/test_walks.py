@@ -37,6 +37,7 @@ PASSED_BY: Final = {
     "dledger/runtime/threads.py",
     "dledger/sending/aio.py",
     "dledger/sending/batch.py",
+    "dledger/sending/futures.py",
     "dledger/store/durable_state.py",
     "dledger/store/headers.py",
     "dledger/store/log_files.py",
