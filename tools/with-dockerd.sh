@@ -14,6 +14,8 @@ set -euo pipefail
 
 dir=${WITH_DOCKERD_DIR:-/var/lib/dledger-dockerd}
 url=unix://$dir/docker.sock
+patience=${WITH_DOCKERD_TRIES:-600} # tenths of a second
+signals=(TERM INT HUP QUIT)
 daemon='' # what this script has started
 
 answers() { docker ${1:+--host "$1"} info >/dev/null 2>&1; }
@@ -22,13 +24,14 @@ without() { echo "with-dockerd.sh: no Docker: $*" >&2; exec "${command[@]}"; }
 
 start() { # exit code 1 if it does not answer within a minute
     is_running && answers "$url" && return
+    halt # one that hangs
     rm -f "$dir/pid"
     # --bridge none: containers use networks made for them
     setsid dockerd --host "$url" --pidfile "$dir/pid" --data-root "$dir/data" --exec-root "$dir/exec" \
         --bridge none --iptables=false --ip6tables=false --ip-forward=false \
         </dev/null >"$dir/log" 2>&1 8>&- 9>&- &
     daemon=$!
-    for ((tries = 0; tries < 600; tries++)); do
+    for ((tries = 0; tries < patience; tries++)); do
         ! answers "$url" || return 0
         kill -0 "$daemon" 2>/dev/null || return 1
         sleep 0.1
@@ -36,11 +39,8 @@ start() { # exit code 1 if it does not answer within a minute
     return 1
 }
 
-end() {
-    if answers "$url"; then # faster than dockerd, which gives each container ten seconds
-        docker --host "$url" ps --all --quiet | xargs --no-run-if-empty docker --host "$url" rm --force >/dev/null || true
-        docker --host "$url" network prune --force >/dev/null || true # dockerd leaves its bridges
-    fi
+halt() { # what runs in this directory, or was started to
+    local signal tries
     for signal in TERM KILL; do
         ! is_running || kill "-$signal" "$(cat "$dir/pid")" || true
         [ -z "$daemon" ] || kill "-$signal" "$daemon" 2>/dev/null || true # before it has written its pid
@@ -49,6 +49,15 @@ end() {
             sleep 0.1
         done
     done
+    daemon=''
+}
+
+end() {
+    if answers "$url"; then # faster than dockerd, which gives each container ten seconds
+        docker --host "$url" ps --all --quiet | xargs --no-run-if-empty docker --host "$url" rm --force >/dev/null || true
+        docker --host "$url" network prune --force >/dev/null || true # dockerd leaves its bridges
+    fi
+    halt
     awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/self/mounts | tac | xargs --no-run-if-empty umount --lazy || true
     rm -rf "$dir/data" "$dir/exec" "$dir/pid" "$dir/docker.sock"
 }
@@ -63,18 +72,19 @@ done
 mkdir -p -m 700 "$dir"
 exec 8>"$dir/users" 9>"$dir/door" # users of the daemon hold a shared lock; it starts and ends behind the door
 leave() {
-    trap '' TERM INT HUP
+    trap '' "${signals[@]}"
     flock 9
     ! flock --nonblock --exclusive 8 || end
 }
 trap leave EXIT
-trap 'exit 143' TERM INT HUP
+trap 'exit 143' "${signals[@]}"
 flock 9
 flock --shared 8
 if ! start && ! start; then # dockerd gives containerd 15 s, which a busy machine may need for itself
     tail -n 5 "$dir/log" >&2
     trap - EXIT
     leave
+    trap - "${signals[@]}" # a command inherits what is ignored
     exec 8>&- 9>&-
     without "dockerd does not start: see above"
 fi
@@ -86,7 +96,7 @@ forward() {
     signalled=1
     if [ "$group" ]; then kill "-$1" -- "-$group" || kill "-$1" "$group" || true; else early=$1; fi 2>/dev/null
 }
-for signal in TERM INT HUP; do
+for signal in "${signals[@]}"; do
     # shellcheck disable=SC2064 # this signal
     trap "forward $signal" "$signal"
 done

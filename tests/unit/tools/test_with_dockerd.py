@@ -31,7 +31,7 @@ while [ "$#" -gt 0 ]; do case "$1" in --host) socket=${2#unix://} ;; --pidfile) 
 trap 'rm -f "$socket" "$pid"; exit' TERM
 echo $$ >"$pid"
 echo $$ >>"$WITH_DOCKERD_DIR/started"
-touch "$socket"
+[ "$FAKE_HANGS" ] || touch "$socket"
 while :; do read -r -t 0.05 <> <(:) || true; done
 """
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -52,7 +52,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
         def start(*command: str, **more: str) -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                ["/bin/bash", str(SCRIPT), *command],
+                # a shell cannot trap what was ignored when it began, as it is in a background job
+                ["/usr/bin/env", "--default-signal=INT,QUIT", "/bin/bash", str(SCRIPT), *command],
                 env={**environment, "DOCKER_HOST": f"unix://{tmp_path}/nobody.sock", **more},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -122,7 +123,7 @@ def test_two_commands_share_a_daemon_and_the_last_one_ends_it(begin: Begin, tmp_
     assert daemons(engine) == [False]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_reaches_the_command_and_the_daemon_ends(begin: Begin, tmp_path: Path, number: signal.Signals) -> None:
     """The command decides on its exit code; the script waits for it."""
     program = "import signal, sys\n"
@@ -177,6 +178,26 @@ def test_without_a_daemon_the_command_runs_and_a_line_says_why(
     assert why in complaints
     assert "no Docker" in complaints
     assert not (tmp_path / "engine" / "exec").exists()
+
+
+def test_a_command_without_a_daemon_ignores_no_signal(begin: Begin) -> None:
+    """It ends by Ctrl-C and by SIGTERM, although the attempt to start a daemon was not to be disturbed."""
+    code, output, _ = ended(begin("grep", "SigIgn", "/proc/self/status", FAKE_FAILS="1"))
+
+    ignored = int(output.split()[1], 16)
+    assert code == 0
+    assert not [one for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if ignored >> (one - 1) & 1]
+
+
+def test_a_daemon_that_does_not_answer_is_ended(begin: Begin, tmp_path: Path) -> None:
+    """Before a second one is started in its directory, and before the command begins without one."""
+    command = ("bash", "-c", 'for pid in $(cat "$WITH_DOCKERD_DIR/started"); do ! kill -0 $pid || echo $pid; done')
+
+    code, output, complaints = ended(begin(*command, FAKE_HANGS="1", WITH_DOCKERD_TRIES="5"))
+
+    assert (code, output) == (0, "")
+    assert "dockerd does not start" in complaints
+    assert daemons(tmp_path / "engine") == [False, False]
 
 
 def test_a_missing_program_is_named(begin: Begin, tmp_path: Path) -> None:
