@@ -8,10 +8,10 @@ from the commit that names it. Those of tasks and runs that failed are removed b
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -37,6 +37,11 @@ _GROUP_BYTES: Final = 32 << 20
 _TEXT_MAX: Final = 32
 """How many characters of a text are in statistics."""
 _LAST_CHARACTER: Final = "\U0010ffff"
+_DIGITS_MAX: Final = 15
+"""Of a decimal in statistics: the library, which writes them for merged files, makes a double of each."""
+_ANY_TIME: Final = "bornTimestamp"
+"""The column of a producer's clock, which may be wrong by any number of years."""
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,13 @@ def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | No
     name = f"part-{uuid.uuid4().hex}.parquet"
     path = directory / name
     writer: Any = None  # Any: pyarrow has no types
-    endless: set[str] = set()
+    stats = _Stats()
     try:
         for group in _groups(rows):
             if writer is None:
                 writer = pq.ParquetWriter(path, group.schema, compression="zstd")
             writer.write_table(group)
-            endless |= {one for one in group.column_names if _is_endless(group[one])}
+            stats.add(group)
     finally:
         if writer is not None:
             writer.close()
@@ -117,13 +122,7 @@ def write_file(directory: Path, rows: Iterator[pa.RecordBatch]) -> DataFile | No
     _sync(path)
     _sync(directory)
     about = path.stat()
-    facts = pq.read_metadata(path)
-    return DataFile(name, about.st_size, facts.num_rows, _stats_of(facts, endless), int(about.st_mtime * 1000))
-
-
-def _is_endless(column: pa.ChunkedArray) -> bool:
-    """Whether there are infinite numbers, or ones that are none."""
-    return pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py()
+    return DataFile(name, about.st_size, stats.rows, stats.text(), int(about.st_mtime * 1000))
 
 
 def _groups(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -140,37 +139,62 @@ def _groups(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def _stats_of(facts: pq.FileMetaData, endless: Collection[str]) -> str:
-    """A file's statistics: readers skip files by them.
+def stats_columns(schema: pa.Schema) -> list[str]:
+    """The columns that have statistics, by which readers skip files, in every file: the table says which.
 
-    ``endless``: columns with numbers that JSON does not have. They, and those with times that Python does not have, get
-    no ends. All others do: ``to_pyarrow_table(filters=…)`` of deltalake 1.6 finds no row of a file without them.
+    Of these types and names all values have ends that JSON can hold, whoever writes the file: this module, or the
+    library when it merges files. A column with statistics in some files only would lose rows: ``filters`` of deltalake
+    1.6 finds none in a file without them.
     """
-    least: dict[str, object] = {}
-    greatest: dict[str, object] = {}
-    nulls: dict[str, int] = {}
-    for column in range(facts.num_columns):
-        about = facts.schema.column(column)
-        name = about.path
-        chunks = [facts.row_group(group).column(column).statistics for group in range(facts.num_row_groups)]
-        if about.name != name or any(one is None or not one.has_null_count for one in chunks):  # nested, or not counted
-            continue
-        nulls[name] = sum(one.null_count for one in chunks)
-        known = [one for one in chunks if one.has_min_max]
-        if known and len(known) == sum(one.null_count < one.num_values + one.null_count for one in chunks):
-            try:
-                lowest, highest = min(one.min for one in known), max(one.max for one in known)
-            except OverflowError:  # a time outside of the years 1 to 9999, which Python has no value for
-                continue
-            ends = _at_most(lowest), _at_least(highest)
-            if None not in ends and name not in endless:
-                least[name], greatest[name] = ends
-    facts_as_json = {"numRecords": facts.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return msgspec.json.encode(facts_as_json).decode()
+    return [one.name for one in schema if _PLAIN_NAME.fullmatch(one.name) and one.name != _ANY_TIME and _has_ends(one)]
+
+
+def _has_ends(field: pa.Field) -> bool:
+    kind, types = field.type, pa.types
+    if types.is_decimal(kind):
+        return bool(kind.precision <= _DIGITS_MAX)
+    tests = (types.is_boolean, types.is_integer, types.is_string, types.is_date, types.is_timestamp)
+    return any(test(kind) for test in tests)
+
+
+class _Stats:
+    """The statistics of a file while it is written."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._ends: dict[str, tuple[Any, Any]] = {}  # Any: each column has its own type
+        self._nulls: dict[str, int] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows into account."""
+        self.rows += rows.num_rows
+        for name in stats_columns(rows.schema):
+            column = rows[name]
+            self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+            if column.null_count < len(column):
+                lowest, highest = _ends_of(column)
+                low, high = self._ends.get(name, (lowest, highest))
+                self._ends[name] = min(low, lowest), max(high, highest)
+
+    def text(self) -> str:
+        """In the Delta protocol's JSON."""
+        least = {name: _at_most(low) for name, (low, _) in self._ends.items()}
+        greatest = {name: _at_least(high) for name, (_, high) in self._ends.items()}
+        facts: Mapping[str, object] = {"numRecords": self.rows, "minValues": least, "maxValues": greatest}
+        return msgspec.json.encode({**facts, "nullCount": self._nulls}).decode()
+
+
+def _ends_of(column: pa.ChunkedArray) -> tuple[Any, Any]:  # Any: of the column's type
+    found = pc.min_max(column)
+    try:
+        return found["min"].as_py(), found["max"].as_py()
+    except (OverflowError, ValueError):  # a time outside of the years 1 to 9999, which the protocol has no text for
+        zone = UTC if column.type.tz else None
+        return datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)
 
 
 def _at_most(value: object) -> object:
-    """The value in JSON, or a lesser one; None if there is none."""
+    """The value in JSON, or a lesser one."""
     if isinstance(value, str):
         return value[:_TEXT_MAX]
     if isinstance(value, datetime):  # in milliseconds: readers know that they are rounded down
@@ -178,13 +202,11 @@ def _at_most(value: object) -> object:
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, Decimal):
         return msgspec.Raw(format(value, "f").encode())
-    if isinstance(value, date):
-        return value.isoformat()
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _at_least(value: object) -> object:
-    """The value in JSON, or a greater one; None if there is none."""
+    """The value in JSON, or a greater one."""
     if isinstance(value, str) and len(value) > _TEXT_MAX:
         end = _TEXT_MAX
         while value.startswith(_LAST_CHARACTER, end):

@@ -33,7 +33,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from dledger.errors import ConfigError
 from dledger_spark.errors import JobBusyError, JobError
-from dledger_spark.jobs.delta_files import LOG, DataFile, newest, sync_versions
+from dledger_spark.jobs.delta_files import LOG, DataFile, newest, stats_columns, sync_versions
 
 ROWS: Final = "dledger.rows"
 UNKNOWN: Final = -1
@@ -42,6 +42,7 @@ _END: Final = "dledger.end"
 _TERM: Final = "dledger.term"
 _COMMITS_READ: Final = 64
 """At first, when looking for the last commit of a run."""
+_STATS: Final = "delta.dataSkippingStatsColumns"
 _PROPERTIES: Final = {
     "delta.enableChangeDataFeed": "true",  # for those who follow the table's changes
     "delta.logRetentionDuration": "interval 7 days",  # a follower commits often: Delta's 30 days are millions of files
@@ -192,6 +193,9 @@ def open_table(path: Path, schema: pa.Schema, origin: TableOrigin) -> LogTable:
     missing = _missing(path, pa.schema(table.schema().to_arrow()), schema)
     if missing:
         table.alter.add_columns(missing)
+    stats = ",".join(stats_columns(pa.schema(table.schema().to_arrow())))
+    if table.metadata().configuration.get(_STATS) != stats:
+        table.alter.set_table_properties({_STATS: stats})
     return LogTable(path, table, origin)
 
 
@@ -267,7 +271,7 @@ def _created(path: Path, schema: pa.Schema, origin: TableOrigin) -> DeltaTable:
         return DeltaTable.create(
             path,
             Schema.from_arrow(schema),
-            configuration={**_PROPERTIES, ROWS: origin.text},
+            configuration={**_PROPERTIES, _STATS: ",".join(stats_columns(schema)), ROWS: origin.text},
             raise_if_key_not_exists=False,
         )
     except DeltaError as error:
