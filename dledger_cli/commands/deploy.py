@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -105,14 +106,15 @@ def show(kind: str, name: str | None, into: Path | None) -> None:
 
 def _write(found: dict[str, str], into: Path) -> None:
     """All files or, if one of them exists, none."""
-    taken = [str(into / name) for name in found if (into / name).exists()]
+    taken = [str(into / name) for name in found if os.path.lexists(into / name)]
     if taken:
         raise click.ClickException(f"{', '.join(taken)} exists already: move it away, or choose another directory")
     for name, text in found.items():
         path = into / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
         except OSError as error:
             raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
         click.echo(path)

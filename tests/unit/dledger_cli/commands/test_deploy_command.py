@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,39 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     assert "dledger.service exists already: move it away, or choose another directory" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["dledger.service"]
     assert (tmp_path / "dledger.service").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["dledger.yaml", "groups/a.conf"])
+def test_a_link_to_a_file_that_is_not_there_yet_is_not_followed(name: str, tmp_path: Path) -> None:
+    """It would make a file in another directory; one below is looked at, too."""
+    into = tmp_path / "made"
+    (into / name).parent.mkdir(parents=True)
+    (into / name).symlink_to(tmp_path / "elsewhere")
+
+    result = deploy("show", "kubernetes", "--into", str(into))
+
+    assert result.exit_code == 1
+    assert f"{name} exists already" in result.output
+    assert not (tmp_path / "elsewhere").exists()
+    assert [path for path in into.rglob("*") if path.is_file()] == []
+
+
+def test_one_file_is_written_alone(tmp_path: Path) -> None:
+    """With ``--file``, the other ones are not."""
+    result = deploy("show", "kubernetes", "--file", "groups/a.conf", "--into", str(tmp_path))
+
+    assert (result.exit_code, result.output) == (0, f"{tmp_path}/groups/a.conf\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "groups/a.conf"]
+
+
+def test_the_list_as_json_names_kinds_and_files() -> None:
+    """The same files, with what each kind is."""
+    listed = json.loads(deploy("list", "--json").output)
+
+    files = [(kind, str(path.relative_to(DEPLOY / kind))) for kind in KINDS for path in (DEPLOY / kind).rglob("*")]
+    expected = {(kind, name, KINDS[kind]) for kind, name in files if (DEPLOY / kind / name).is_file()}
+    assert {(one["kind"], one["file"], one["about"]) for one in listed} == expected
+    assert len(listed) == len(expected)
 
 
 def test_the_list_names_every_file() -> None:
