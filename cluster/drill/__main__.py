@@ -24,7 +24,6 @@ from cluster.drill.processes import ProcessMembers, ProcessMigration, ProcessTar
 from cluster.drill.runner import DrillResult, run_drill, run_migration
 from cluster.drill.target import Direction, DrillError, DrillTarget, MigrationTarget, NotPossibleError
 from dledger.command_line import flag_values, html_page
-from dledger.command_line.extras import install_command
 from dledger_cli import terminal
 
 
@@ -249,7 +248,7 @@ def _container_targets() -> Iterator[MakeTarget]:
         from cluster.drill.containers import ContainerMembers, ContainerMigration, ContainerTarget
         from cluster.image import REQUEST_TIMEOUT_S, ImageError, ensure_image
     except ImportError as error:
-        raise NotPossibleError(f"the Docker SDK is not installed ({error}): run {install_command('drill')}") from error
+        raise NotPossibleError(f"the Docker SDK is not installed ({error}): run make install") from error
 
     with ExitStack() as resources:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -33,11 +35,18 @@ def test_the_command_names_the_packages_of_the_extra(extra: str, command: str, m
     assert extras.install_command(extra) == command
 
 
-@pytest.mark.parametrize("extra", ["console", "spark", "spark-connect"])
-def test_every_extra_that_errors_name_exists(extra: str) -> None:
+def test_every_extra_that_errors_name_exists() -> None:
     """In this installation's own metadata."""
-    assert "clone" not in extras.install_command(extra)
-    assert extra in (metadata.metadata("dledger").get_all("Provides-Extra") or [])
+    named = {
+        extra
+        for package in ("dledger", "rocketstore", "dledger_spark", "dledger_cli", "cluster")
+        for path in (Path(__file__).parents[3] / package).rglob("*.py")
+        for extra in re.findall(r"""\b(?:install_command|extras\.problem)\(["']([\w-]+)""", path.read_text())
+    }
+
+    assert named >= {"console", "delta", "spark", "spark-connect"}
+    assert named <= set(metadata.metadata("dledger").get_all("Provides-Extra") or [])
+    assert not [extra for extra in named if "clone" in extras.install_command(extra)]
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -141,6 +142,17 @@ def test_without_containers_it_runs_on_processes_and_says_so_and_why(ran: Ran, m
     assert demanded.exit_code == 1
     assert "no Docker: connection refused" in demanded.stderr
     assert len(ran) == 1
+
+
+def test_without_the_docker_sdk_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drills are run in a clone, where there is a Makefile."""
+    monkeypatch.setitem(sys.modules, "docker", None)
+
+    refused = drill("kill-leader", "--on", "containers")
+
+    assert refused.exit_code == 1
+    assert "the Docker SDK is not installed" in refused.stderr
+    assert refused.stderr.rstrip().endswith("run make install")
 
 
 def test_the_list_names_every_drill() -> None:
