@@ -30,13 +30,13 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from dledger.command_line.contexts import USED
-from dledger.conditions import Condition
 from dledger.errors import ConfigError, DLedgerError
 from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dledger.conditions import Condition
     from rocketstore.message.message import HostAddress
 
 _HIDDEN: Final = re.compile(
