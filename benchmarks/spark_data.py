@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.records import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.durable_state import LogCheckpoint, Mark, create_checkpoint
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHAIN_CRC_END, CHAIN_CRC_OFFSET, HEADERS, UNITS, blank_head, segment_name

@@ -7,7 +7,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.types import NodeId, Term
 from dledger.values import MIB

@@ -13,15 +13,24 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from dledger.errors import ConfigError
-from dledger.layout import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
-from dledger.limits import Bytes, BytesOrZero, Internal, Millis, Percent, Port, Positive, Range, Unit, out_of_range
+from dledger.records import ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.types import NodeId
 from dledger.values import (
     CLIENT_PORT_OFFSET,
     GRPC_PORT_OFFSET,
     MIB,
     PORT_MAX,
+    Bytes,
+    BytesOrZero,
+    Internal,
+    Millis,
+    Percent,
+    Port,
+    Positive,
+    Range,
+    Unit,
     address_text,
+    out_of_range,
     parse_address,
     plaintext_problems,
     split,

@@ -13,18 +13,17 @@ from contextlib import suppress
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.member_state import MemberState
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.node import Node
 from dledger.errors import CorruptLogError
-from dledger.members import Configuration, MemberRole
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.ports import NodeStatus
 from dledger.runtime.events import members_text, peers_setting
 from dledger.store.file_store import FileStore
 from dledger.store.identity import layout_of, read_members
-from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId, Role
+from dledger.types import NO_INDEX, Configuration, EntryId, LogIndex, MemberRole, NodeId, Role
 from dledger.values import address_text
 
 

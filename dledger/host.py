@@ -21,9 +21,9 @@ import grpc
 
 from dledger.access.guard import AccessControl, AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import InvalidRequestError, InvariantError
+from dledger.monitoring import Conditions
 from dledger.remoting import log_codec, log_service
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.connection import RemotingConnection

@@ -19,12 +19,11 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig
 from dledger.errors import ConfigError
 from dledger.host import Host
-from dledger.instruments import SILENT, Instruments
 from dledger.log_output import speaks_for
+from dledger.monitoring import SILENT, ConditionKind, Conditions, Instruments
 from dledger.runtime.threads import EXIT_FATAL, Supervisor
 from dledger.server import DLedgerServer
 from dledger.statemachine.ports import StateMachine

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.failure_detection import full_members
 from dledger.core.member_state import Leader
@@ -22,6 +21,7 @@ from dledger.core.node import Node
 from dledger.core.producers import needed_from
 from dledger.errors import CorruptLogError
 from dledger.group_members import MemberRecords
+from dledger.monitoring import REMOVED_EARLY_TOLD_MS, ConditionKind, Conditions
 from dledger.runtime.driver import NodeDriver
 from dledger.runtime.threads import JOIN_TIMEOUT_S, Housekeeping, Supervisor, Task
 from dledger.statemachine.host import MachineHost

@@ -8,19 +8,18 @@ from typing import Final
 
 from dledger import __version__
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.member_state import Leader
 from dledger.core.messages import RoleChange
 from dledger.core.node import Node
 from dledger.errors import LeaderHint
-from dledger.members import MemberProgress
+from dledger.monitoring import Conditions
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
 from dledger.runtime.driver import NodeDriver
 from dledger.statemachine.host import MachineHost
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, LogIndex, NodeId, Position, Role
+from dledger.types import NO_INDEX, LogIndex, MemberProgress, NodeId, Position, Role
 from dledger.values import address_text
 
 _NO_PROGRESS: Final = MemberProgress(NodeId(""), "", NO_INDEX, 0, 0, 0, -1)

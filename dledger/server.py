@@ -15,14 +15,14 @@ from typing import Final, TypeVar
 
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
-from dledger.core.member_state import Leader, MemberRun
+from dledger.core.member_state import Leader
 from dledger.core.membership import Membership
 from dledger.core.messages import Envelope, Message, PushAppend, RoleChange, RoleReason
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
 from dledger.core.ports import BatchHook, PreparedAppend
+from dledger.core.standing import MemberRun
 from dledger.errors import (
     CorruptLogError,
     DLedgerError,
@@ -35,10 +35,9 @@ from dledger.errors import (
 )
 from dledger.group_members import MemberRecords, MemberWatch, removal_index
 from dledger.host import Host, ServedLog
-from dledger.instruments import SILENT, Instruments
 from dledger.log_output import speaks_for
 from dledger.maintenance import LogMaintenance
-from dledger.members import BaseLog, Configuration, MemberChange
+from dledger.monitoring import SILENT, ConditionKind, Conditions, Instruments
 from dledger.node_status import NodeMeasurements, NodeReports
 from dledger.peer_messages import PeerMessages
 from dledger.records import record
@@ -62,10 +61,13 @@ from dledger.store.identity import layout_of, read_identity
 from dledger.types import (
     NO_INDEX,
     AppendedBatch,
+    BaseLog,
     Body,
     Boundary,
+    Configuration,
     Entry,
     LogIndex,
+    MemberChange,
     NodeId,
     ProducerBatch,
     QueryAnswer,

@@ -21,8 +21,7 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 from dledger import properties
 from dledger.errors import ConfigError
 from dledger.java_names import ALARMS, SWITCHED_OFF, Idleness, Risk, family_of
-from dledger.limits import Unit, limits_of
-from dledger.values import parse_boolean, parse_integer, parse_millis, parse_number, parse_size
+from dledger.values import Unit, limits_of, parse_boolean, parse_integer, parse_millis, parse_number, parse_size
 
 _NAMES_MAX: Final = 8
 """Names in one line; the debug log has all of them."""

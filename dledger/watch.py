@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 from dledger.clock import Backoff, Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.errors import (
     CorruptLogError,
@@ -34,15 +33,14 @@ from dledger.errors import (
     UnavailableError,
 )
 from dledger.group_members import had_peers
-from dledger.instruments import Instruments
-from dledger.members import BaseLog
+from dledger.monitoring import ConditionKind, Conditions, Instruments
 from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.store.file_store import FileStore
 from dledger.store.format import parse_segment_name
 from dledger.store.identity import IDENTITY_FILE
 from dledger.store.quarantine import set_aside_damaged
 from dledger.store.repair import ReadSegment, Repaired, ScrubStep
-from dledger.types import LogIndex, NodeId
+from dledger.types import BaseLog, LogIndex, NodeId
 
 _log = logging.getLogger("dledger")
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
-from dledger.types import NO_INDEX, Role
+from dledger.types import NO_INDEX, MemberRole, Role
 from dledger.values import MIB
 
 COLUMNS: Final = ("node", "role", "number", "address", "state", "committed", "lag", "rate", "last contact", "notes")

@@ -31,6 +31,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from dledger.command_line.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
+from dledger.monitoring import Condition
 from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:

@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dledger.errors import ConfigError
-from dledger.limits import FieldLimits, Range, Unit
-from dledger.values import MIB, parse_addresses, parse_boolean, parse_integer, parse_millis, parse_size
+from dledger.values import (
+    MIB,
+    FieldLimits,
+    Range,
+    Unit,
+    parse_addresses,
+    parse_boolean,
+    parse_integer,
+    parse_millis,
+    parse_size,
+)
 from dledger_spark.errors import OptionError
 from dledger_spark.option_values import (
     EARLIEST,

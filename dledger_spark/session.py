@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger.command_line.extras import install_command
+from dledger.command_line.flag_values import install_command
 from dledger_spark.errors import JavaMissingError, OptionError, PipelineError
 from dledger_spark.options import ReadOptions
 

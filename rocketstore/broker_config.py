@@ -18,9 +18,20 @@ from dledger.config import (
     grpc_port_problems,
 )
 from dledger.errors import ConfigError
-from dledger.limits import Bytes, Millis, Port, Positive, Range, Unit, out_of_range
 from dledger.types import TlsServerMode
-from dledger.values import address_text, is_loopback, parse_address, parse_addresses
+from dledger.values import (
+    Bytes,
+    Millis,
+    Port,
+    Positive,
+    Range,
+    Unit,
+    address_text,
+    is_loopback,
+    out_of_range,
+    parse_address,
+    parse_addresses,
+)
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.message import DelayLevels
 from rocketstore.types import BrokerRole

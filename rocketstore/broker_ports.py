@@ -19,8 +19,8 @@ import grpc
 
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import ConfigError
+from dledger.monitoring import Conditions
 from dledger.remoting.acceptor import RemotingAcceptor
 from dledger.remoting.client import RemotingClient
 from dledger.rpc import options, self_signed, tls

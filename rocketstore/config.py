@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from dledger.limits import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
+from dledger.values import AnyMillis, Bytes, BytesOrZero, Millis, Percent, Positive, Range, Unit
 from rocketstore.types import QUEUE_UNIT, BrokerRole, FlushDiskType, HaHandshake
 
 KIB: Final = 1024

@@ -47,8 +47,8 @@ from typing import Final, Protocol
 
 from crc32c import crc32c
 
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, InvalidRequestError
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.commit_log.port import CommitLog, PutDone, PutWaiter
 from rocketstore.consume_queue.queue import Repeated
 from rocketstore.consume_queue.table import ConsumeQueueTable

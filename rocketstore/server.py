@@ -27,12 +27,11 @@ from typing import Final, TypeVar
 
 from dledger.access.guard import AccessControl, AccessGuard
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, DLedgerError, LeaderHint
 from dledger.host import Host
 from dledger.hosted_groups import HostedGroups, problems_together
-from dledger.instruments import SILENT, Instruments
+from dledger.monitoring import SILENT, ConditionKind, Conditions, Instruments
 from dledger.rpc.loops import LoopBridge, LoopThread
 from dledger.rpc.tls_keeper import TlsKeeper
 from dledger.runtime.threads import EXIT_FATAL, Supervisor

@@ -19,7 +19,6 @@ from dledger import settings as dledger_settings
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
 from dledger.errors import ConfigError
 from dledger.java_names import SWITCHED_OFF, UNUSED, Risk
-from dledger.limits import limits_of
 from dledger.setting_sources import (
     Chosen,
     Given,
@@ -33,6 +32,7 @@ from dledger.setting_sources import (
     places,
     values_of,
 )
+from dledger.values import limits_of
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.role_override import overridden

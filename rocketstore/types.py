@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import Final, Literal, NamedTuple
 
-from dledger.layout import RecordLayout
-from dledger.records import record
+from dledger.records import RecordLayout, record
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Holds waiting delayed messages; one queue per delay level."""

@@ -18,8 +18,7 @@ from benchmarks.scenarios.restart import LoggedNode
 from benchmarks.store_access import GROUP, NODE_ID
 from benchmarks.targets import NO_CHANGE, WIPED_MEMBER
 from dledger.client import DLedgerClient, member_change
-from dledger.members import MemberRole
-from dledger.types import LogIndex, NodeId
+from dledger.types import LogIndex, MemberRole, NodeId
 from dledger_cli.local.group import LocalGroup, LocalNode, wait_until
 
 BODY_BYTES: Final = 1024

@@ -21,7 +21,7 @@ from benchmarks.processes import ChildError, PythonChild
 from benchmarks.registry import Scenario, load
 from benchmarks.sending import send_count, send_rate
 from benchmarks.targets import JAVA_PAIR, PUT_ALONE, RAW_COPY
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from dledger.remoting.frame import Frame
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import HOST, free_ports

@@ -23,7 +23,7 @@ from cluster.drill.history import DrillEvent
 from cluster.drill.processes import ProcessMembers, ProcessMigration, ProcessTarget
 from cluster.drill.runner import DrillResult, run_drill, run_migration
 from cluster.drill.target import Direction, DrillError, DrillTarget, MigrationTarget, NotPossibleError
-from dledger.command_line import flag_values, html_page
+from dledger.command_line import flag_values, report_page
 from dledger_cli import terminal
 
 
@@ -172,7 +172,7 @@ def run(names: Sequence[str], place: DrillPlace, options: DrillOptions, reportin
         elif len(results) > 1:
             report.print_summary(results)
     if reporting.html is not None:
-        html_page.write(html.page(results, notes, failures), reporting.html)
+        report_page.write(html.page(results, notes, failures), reporting.html)
         click.echo(f"\nThe report is in {reporting.html}", err=True)
     return 0 if results and not failures and all(one.passed for one in results) else 1
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.drill.history import EventKind, HistoryRecorder, Round, SendOutcome
 from cluster.drill.target import Direction, DrillError, DrillTarget, MemberTarget, NotPossibleError, Watch, wait_until
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from dledger.types import NodeId
 from rocketstore.remoting.runtime import RuntimeInfo
 

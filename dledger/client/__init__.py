@@ -49,9 +49,8 @@ if TYPE_CHECKING:
         UntimedLogError,
         WouldLoseQuorumError,
     )
-    from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
     from dledger.rpc.clients.codec import ReadMode
-    from dledger.types import Entry, LogIndex, Magic
+    from dledger.types import ChangeKind, ClusterMember, Configuration, Entry, LogIndex, Magic, MemberChange, MemberRole
 
 __all__ = [
     "AccessDeniedError",
@@ -114,11 +113,11 @@ __getattr__ = late_names(
         "AppendResult": "dledger.client.shared",
         "AppendsNotServedError": "dledger.errors",
         "ChangeInProgressError": "dledger.errors",
-        "ChangeKind": "dledger.members",
+        "ChangeKind": "dledger.types",
         "ClientSecurity": "dledger.client.shared",
-        "ClusterMember": "dledger.members",
+        "ClusterMember": "dledger.types",
         "ConfigError": "dledger.errors",
-        "Configuration": "dledger.members",
+        "Configuration": "dledger.types",
         "DLedgerClient": "dledger.client.blocking",
         "DLedgerError": "dledger.errors",
         "DiskFullError": "dledger.errors",
@@ -132,10 +131,10 @@ __getattr__ = late_names(
         "LeaderNotReadyError": "dledger.errors",
         "LogIndex": "dledger.types",
         "Magic": "dledger.types",
-        "MemberChange": "dledger.members",
+        "MemberChange": "dledger.types",
         "MemberExistsError": "dledger.errors",
         "MemberRemovedError": "dledger.errors",
-        "MemberRole": "dledger.members",
+        "MemberRole": "dledger.types",
         "MemberUnknownError": "dledger.errors",
         "NotLeaderError": "dledger.errors",
         "NotReadyToPromoteError": "dledger.errors",

@@ -14,15 +14,25 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from dledger.client.aio.client import DLedgerClient as AsyncClient
 from dledger.client.discovery import DISCOVERY_TIMEOUT_S
-from dledger.client.loop_runner import REASON, LoopRunner
 from dledger.client.shared import AppendResult, ReadFrom
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, PendingFullError, UnavailableError
-from dledger.members import Configuration, MemberChange
 from dledger.rpc.clients.codec import ReadMode
+from dledger.rpc.loops import REASON, LoopRunner
 from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.sending.batch import ITEM_OVERHEAD_BYTES, call
 from dledger.sending.futures import SentItem, wait_for
-from dledger.types import NO_INDEX, BlockDigest, Entry, LogChunk, LogIndex, NodeId, QueryAnswer, SnapshotState
+from dledger.types import (
+    NO_INDEX,
+    BlockDigest,
+    Configuration,
+    Entry,
+    LogChunk,
+    LogIndex,
+    MemberChange,
+    NodeId,
+    QueryAnswer,
+    SnapshotState,
+)
 from dledger.values import MIB
 
 if TYPE_CHECKING:

@@ -42,10 +42,9 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.members import MemberRole
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
-from dledger.types import Role
+from dledger.types import MemberRole, Role
 from dledger.values import parse_address, split
 
 KNOWN_MAX: Final = 64

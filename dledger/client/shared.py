@@ -28,11 +28,22 @@ from dledger.errors import (
     TlsError,
     UnavailableError,
 )
-from dledger.members import ANY_CONFIGURATION, ChangeKind, MemberChange
 from dledger.records import record
 from dledger.rpc.ports import NodeStatus
 from dledger.rpc.tls import TlsFiles
-from dledger.types import NO_INDEX, NO_TERM, AppendedBatch, LogIndex, NodeId, Position, StoredRun, Term
+from dledger.types import (
+    ANY_CONFIGURATION,
+    NO_INDEX,
+    NO_TERM,
+    AppendedBatch,
+    ChangeKind,
+    LogIndex,
+    MemberChange,
+    NodeId,
+    Position,
+    StoredRun,
+    Term,
+)
 from dledger.values import MIB, parse_address
 
 REQUEST_BYTES_MAX: Final = MIB

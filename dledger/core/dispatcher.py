@@ -30,9 +30,8 @@ from dledger.core.messages import (
     Wake,
 )
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.members import Configuration
 from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, EntryId, LogIndex, NodeId, Position, Term
+from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, Configuration, EntryId, LogIndex, NodeId, Position, Term
 from dledger.values import MIB
 
 RECENT_BYTES: Final = 32 * MIB

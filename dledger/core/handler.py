@@ -35,10 +35,20 @@ from dledger.core.messages import (
     Wake,
 )
 from dledger.errors import CorruptLogError, DiskFullError, MisplacedRunError, ResponseCode, invariant
-from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.members import Configuration
-from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, Boundary, CheckedRun, EntryId, LogIndex, NodeId, Position, Term
+from dledger.records import ENTRY_HEADER_BYTES, record
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    NO_TERM,
+    Boundary,
+    CheckedRun,
+    Configuration,
+    EntryId,
+    LogIndex,
+    NodeId,
+    Position,
+    Term,
+)
 
 
 @record(frozen=True, slots=True)

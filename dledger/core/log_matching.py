@@ -30,9 +30,8 @@ from dataclasses import replace
 from dledger.core.member_state import Leader, MemberState
 from dledger.core.messages import CommittedEntry, HeartbeatRequest, PushInstall, ReceivedPush, VoteRequest, VoteResponse
 from dledger.errors import CorruptLogError
-from dledger.members import MEMBERS_MAX
 from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, NO_TERM, Boundary, EntryId, LogIndex, NodeId, Term
+from dledger.types import MEMBERS_MAX, NO_ENTRY, NO_INDEX, NO_TERM, Boundary, EntryId, LogIndex, NodeId, Term
 
 
 def stated(state: MemberState) -> tuple[CommittedEntry, ...]:

@@ -44,19 +44,23 @@ from dledger.errors import (
     WouldLoseQuorumError,
     invariant,
 )
-from dledger.members import (
+from dledger.records import record
+from dledger.types import (
     ANY_CONFIGURATION,
     LEARNERS_MAX,
+    NO_INDEX,
+    NO_TERM,
     VOTERS_MAX,
     ChangeKind,
     ClusterMember,
     Configuration,
+    LogIndex,
     MemberChange,
     MemberProgress,
     MemberRole,
+    NodeId,
+    Standing,
 )
-from dledger.records import record
-from dledger.types import NO_INDEX, NO_TERM, LogIndex, NodeId, Standing
 
 _RATE_MS: Final = 1000
 """A rate is that of at least so long."""

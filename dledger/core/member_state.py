@@ -16,11 +16,21 @@ from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Outbox, Readmission, RoleChange, RoleReason, Wake
 from dledger.core.ports import Log, MachineState, Random
 from dledger.core.producers import ProducerTable
-from dledger.core.standing import Ballot
+from dledger.core.standing import Ballot, MemberRun
 from dledger.errors import CorruptLogError, invariant
-from dledger.members import Configuration, MemberRole
-from dledger.records import record
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import (
+    NO_ENTRY,
+    NO_INDEX,
+    Configuration,
+    EntryId,
+    HardState,
+    LogIndex,
+    MemberRole,
+    NodeId,
+    Role,
+    Standing,
+    Term,
+)
 
 
 @dataclass(slots=True)
@@ -116,14 +126,6 @@ NEVER_MS: Final = -(1 << 53)
 _BOOT_IDS: Final = 1 << 62
 _BOOT_ID_STEP: Final = 0x2545F4914F6CDD1D
 """Odd, so that all ids of one process differ, and none is a neighbour of another process's."""
-
-
-@record(frozen=True, slots=True)
-class MemberRun:
-    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, secret and not 0."""
-
-    boot_id: int
-    countersign: int
 
 
 class MemberState:

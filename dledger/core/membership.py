@@ -18,8 +18,7 @@ from dledger.config import ServerConfig
 from dledger.core.noop_payload import PayloadKind, UnreadablePayloadError, find_payload, kind_in, with_head
 from dledger.core.ports import Log
 from dledger.errors import InvalidRequestError
-from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import NO_INDEX, NOOP_CHANNEL, LogIndex, NodeId
+from dledger.types import NO_INDEX, NOOP_CHANNEL, ClusterMember, Configuration, LogIndex, MemberRole, NodeId
 
 CONFIGURATION_BYTES_MAX: Final = 4096
 

@@ -18,13 +18,13 @@ from typing import Final
 
 from dledger.core.membership import Membership
 from dledger.errors import CorruptLogError, LeaderHint, ResponseCode
-from dledger.members import Configuration
 from dledger.records import record
 from dledger.types import (
     NO_ENTRY,
     NO_INDEX,
     Boundary,
     CheckedRun,
+    Configuration,
     EntryId,
     EntryRun,
     LogIndex,

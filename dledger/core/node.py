@@ -15,7 +15,7 @@ from dledger.core.dispatcher import EntryDispatcher
 from dledger.core.handler import EntryHandler
 from dledger.core.leader_elector import LeaderElector
 from dledger.core.member_changes import MemberChanges
-from dledger.core.member_state import Leader, MemberRun, MemberState
+from dledger.core.member_state import Leader, MemberState
 from dledger.core.membership import Membership
 from dledger.core.messages import (
     CheckedAppend,
@@ -39,6 +39,7 @@ from dledger.core.noop_payload import check_name
 from dledger.core.noops import Noops, Wrap
 from dledger.core.ports import Log, MachineState, Random
 from dledger.core.quorum_ack import QuorumAckChecker, ReadIndexQueue, SequenceDone
+from dledger.core.standing import MemberRun
 from dledger.errors import DLedgerError, InvalidRequestError, UnknownMemberError
 from dledger.types import EntryId, HardState, LogIndex, NodeId, Term
 

@@ -13,7 +13,7 @@ from dledger.config import ServerConfig
 from dledger.core.membership import decode_configuration, describe_configuration
 from dledger.core.noop_payload import UnreadablePayloadError, decode_payload, decode_time, describe_producers
 from dledger.core.ports import Log
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, AppendedBatch, Magic, Term
 
 Wrap = Callable[[bytes], bytes]

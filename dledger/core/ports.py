@@ -11,13 +11,13 @@ from typing import Protocol
 
 from dledger.core.noop_payload import ProducerSnapshot
 from dledger.errors import DLedgerError
-from dledger.members import Configuration
 from dledger.records import record
 from dledger.types import (
     AppendedBatch,
     Body,
     Boundary,
     CheckedRun,
+    Configuration,
     Entry,
     EntryId,
     EntryRun,

@@ -21,6 +21,14 @@ from dledger.types import NO_INDEX, LogIndex, NodeId, Standing
 
 
 @record(frozen=True, slots=True)
+class MemberRun:
+    """One run of a member: ``boot_id`` differs between any two; ``countersign`` is random, secret and not 0."""
+
+    boot_id: int
+    countersign: int
+
+
+@record(frozen=True, slots=True)
 class Ballot:
     """A granted vote and its voter's standing, process, and knowledge of committed entries."""
 

@@ -30,7 +30,7 @@ from dledger.errors import (
     UnavailableError,
     told,
 )
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame, HeaderForm, encode
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX, Append, Read, ReadAnswer, ReadMode, decode_error, encode_error

@@ -32,7 +32,7 @@ from dledger.errors import (
     ResponseCode,
     UnknownMemberError,
 )
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.remoting import log_codec
 from dledger.remoting.codes import ANNOUNCED, RequestError
 from dledger.remoting.connection import RemotingConnection

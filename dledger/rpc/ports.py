@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from dledger.conditions import Condition
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.members import Configuration, MemberChange, MemberRole
+from dledger.monitoring import Condition
 from dledger.records import record
 from dledger.types import (
     NO_INDEX,
@@ -20,11 +19,14 @@ from dledger.types import (
     AppendedBatch,
     BlockDigest,
     Boundary,
+    Configuration,
     Entry,
     LogChunk,
     LogIndex,
     LogPlace,
     LogRange,
+    MemberChange,
+    MemberRole,
     NodeId,
     Position,
     ProducerBatch,

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from dledger.core.membership import Membership
 from dledger.core.messages import PushAppend, PushKind, PushResponse, RoleChange, RoleReason
 from dledger.errors import ResponseCode
-from dledger.instruments import Instruments
-from dledger.members import ClusterMember, Configuration, MemberRole
+from dledger.monitoring import Instruments
 from dledger.runtime.threads import Supervisor
-from dledger.types import NO_INDEX, LogIndex, NodeId, Term
+from dledger.types import NO_INDEX, ClusterMember, Configuration, LogIndex, MemberRole, NodeId, Term
 from dledger.values import address_text
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.limits import Bytes, Positive, Range, Unit, out_of_range
 from dledger.records import record
 from dledger.sending.batch import (
     ITEM_OVERHEAD_BYTES,
@@ -49,6 +48,7 @@ from dledger.sending.batch import (
     WindowRules,
     is_misplaced,
 )
+from dledger.values import Bytes, Positive, Range, Unit, out_of_range
 
 LOOK_AFTER_MS: Final = 500.0
 """An answer that takes longer than this is overdue."""

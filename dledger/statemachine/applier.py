@@ -20,7 +20,6 @@ from time import monotonic
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig, SnapshotConfig
 from dledger.core.membership import decode_configuration
 from dledger.core.noop_payload import ProducerSnapshot, decode_time
@@ -36,14 +35,14 @@ from dledger.errors import (
     SnapshotFormatError,
     StateMachineError,
 )
-from dledger.members import Configuration
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.records import record
 from dledger.runtime.threads import Supervisor, Worker
 from dledger.statemachine.commands import CommandBatch, Duplicates, DuplicatesView, Waiters
 from dledger.statemachine.ports import Applied, Snapshot, StateMachine
 from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotBuilder, SnapshotMeta, SnapshotStore
 from dledger.store.file_store import FileStore
-from dledger.types import GENESIS, NOOP_CHANNEL, Boundary, EntryColumns, LogIndex, Term
+from dledger.types import GENESIS, NOOP_CHANNEL, Boundary, Configuration, EntryColumns, LogIndex, Term
 from dledger.values import MIB
 
 RETRY_MS: Final = 60_000

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.core.messages import SnapshotFetch
 from dledger.errors import (
     CorruptLogError,
@@ -26,6 +25,7 @@ from dledger.errors import (
     SnapshotFormatError,
     UnavailableError,
 )
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.exchanges import PeerSnapshotClient, SnapshotTransfer
 from dledger.runtime.threads import Supervisor, Worker

@@ -18,7 +18,6 @@ from traceback import format_exception
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import ServerConfig
 from dledger.core.ports import PreparedAppend, ProducersAt
 from dledger.errors import (
@@ -34,7 +33,7 @@ from dledger.errors import (
     StateMachineError,
 )
 from dledger.log_output import BoundedLog
-from dledger.members import Configuration
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.clients.group_codec import check_commands
 from dledger.runtime.threads import JOIN_TIMEOUT_S, Supervisor
 from dledger.statemachine.applier import Applier, SnapshotCreation, SnapshotJob
@@ -42,7 +41,7 @@ from dledger.statemachine.commands import CommandBatch, CommandDone
 from dledger.statemachine.ports import StateMachine
 from dledger.statemachine.snapshots import SnapshotMeta, SnapshotStore, encode_meta
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, AppendedBatch, Body, Boundary, LogIndex, ProducerBatch, QueryAnswer
+from dledger.types import NO_INDEX, AppendedBatch, Body, Boundary, Configuration, LogIndex, ProducerBatch, QueryAnswer
 
 
 class SnapshotOffers:

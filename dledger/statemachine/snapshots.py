@@ -26,11 +26,10 @@ from crc32c import crc32c
 
 from dledger import __version__
 from dledger.errors import DamagedSnapshotError, SnapshotBusyError, SnapshotFormatError, invariant
-from dledger.members import Configuration
 from dledger.records import record
 from dledger.store.fs import FileSystem, make_dirs_durably, read_whole, replace_durably
 from dledger.store.identity import SNAPSHOTS_DIRECTORY, configuration_from_json, configuration_to_json
-from dledger.types import NO_INDEX, Boundary, LogIndex, Position, Term
+from dledger.types import NO_INDEX, Boundary, Configuration, LogIndex, Position, Term
 from dledger.values import MIB
 
 META_FILE: Final = "meta.json"

@@ -34,9 +34,8 @@ from dledger.errors import (
     MisplacedRunError,
     invariant,
 )
-from dledger.instruments import SILENT, Instruments
-from dledger.layout import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
-from dledger.members import Configuration
+from dledger.monitoring import SILENT, Instruments
+from dledger.records import INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store import cleaner
 from dledger.store import format as records
 from dledger.store.bulk_reader import BulkReader, StoreTime
@@ -53,6 +52,7 @@ from dledger.types import (
     Body,
     Boundary,
     CheckedRun,
+    Configuration,
     Entry,
     EntryId,
     EntryRun,

@@ -33,8 +33,7 @@ from crc32c import crc32c
 
 from dledger.core.ports import BatchHook
 from dledger.errors import EntryTooLargeError, InvalidRequestError, invariant
-from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES
-from dledger.records import record
+from dledger.records import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT, MIN_BLANK_BYTES, record
 from dledger.types import (
     NOOP_CHANNEL,
     Body,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import BLANK_MAGIC, MIN_BLANK_BYTES
+from dledger.records import BLANK_MAGIC, MIN_BLANK_BYTES
 from dledger.store.durable_state import REPAIR_ADVICE
 from dledger.store.format import (
     CHAIN_CRC_END,

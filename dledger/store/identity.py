@@ -31,10 +31,9 @@ from crc32c import crc32c
 
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DirectoryLockedError, DiskError, IdentityError
-from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.records import record
 from dledger.store.fs import FileSystem, read_whole, replace_durably
-from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId, Term
+from dledger.types import NO_INDEX, ClusterMember, Configuration, EntryId, LogIndex, MemberRole, NodeId, Term
 
 _FORMAT_VERSION: Final = 1
 IDENTITY_FILE: Final = "identity"

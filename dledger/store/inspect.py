@@ -17,7 +17,7 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError
-from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.durable_state import LogCheckpoint, read_checkpoint
 from dledger.store.format import (
     BLANK,

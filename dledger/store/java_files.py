@@ -18,7 +18,7 @@ from typing import Final
 
 from dledger import properties
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.layout import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES
 from dledger.store.durable_state import MIRROR_FILE
 from dledger.store.format import UNIT, EntryHeader, Follow, header_problem
 from dledger.store.fs import FileSystem, read_whole, replace_durably

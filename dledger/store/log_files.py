@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.errors import CorruptLogError, DiskError, IndexBeforeBeginError, IndexOutOfRangeError, ShutdownError
-from dledger.layout import INDEX_UNIT_BYTES
+from dledger.records import INDEX_UNIT_BYTES
 from dledger.store.durable_state import LogCheckpoint, Mark, mark_of
 from dledger.store.format import HEADER, HEADERS, UNIT, UNITS, EntryHeader, IndexUnit, blank_head
 from dledger.store.mmap_file import MappedFile, MappedFileList

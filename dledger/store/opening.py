@@ -10,7 +10,7 @@ from pathlib import Path
 from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.errors import ConfigError, CorruptLogError, DiskError, DiskFullError, IdentityError
-from dledger.layout import INDEX_UNIT_BYTES
+from dledger.records import INDEX_UNIT_BYTES
 from dledger.store.durable_state import (
     HARD_STATE_FILE,
     REPAIR_ADVICE,

@@ -12,7 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
-from dledger.layout import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.durable_state import REPAIR_ADVICE, Mark
 from dledger.store.format import BLANK, HEADER, EntryHeader, Scan, columns_of, decode_run, is_magic, scan_run
 from dledger.store.headers import Headers, channel_runs_of

@@ -54,7 +54,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, IndexBeforeBeginError
-from dledger.layout import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY, INDEX_UNIT_BYTES, MIN_BLANK_BYTES
 from dledger.store.durable_state import LastLife, LogCheckpoint, Mark
 from dledger.store.format import (
     BLANK,

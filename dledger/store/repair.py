@@ -32,7 +32,7 @@ from typing import Final
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, LackingError, ShutdownError, WrongBytesError
-from dledger.layout import BLANK_MAGIC, MIN_BLANK_BYTES
+from dledger.records import BLANK_MAGIC, MIN_BLANK_BYTES
 from dledger.store.durable_state import REPAIR_ADVICE, Mark
 from dledger.store.format import (
     BLANK,

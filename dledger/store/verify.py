@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger.errors import CorruptLogError
-from dledger.layout import INDEX_UNIT_BYTES
+from dledger.records import INDEX_UNIT_BYTES
 from dledger.store.durable_state import LogCheckpoint, Mark, check_hard_state, mark_of, read_checkpoint
 from dledger.store.format import (
     HEADER,

@@ -152,7 +152,7 @@ _OF_ONE_BROKER: Final = {
 
 
 def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int:
-    from dledger.instruments import SILENT
+    from dledger.monitoring import SILENT
     from rocketstore.server import BrokerServer
 
     process.name_speaker(node=config.node_id, group=config.name if config.dledger is None else config.dledger.group)
@@ -169,7 +169,7 @@ def _run(config: BrokerConfig, *, repair: bool, until_stdin_closes: bool) -> int
 
 
 def _run_several(named: Sequence[tuple[str, BrokerConfig]], *, repair: bool, until_stdin_closes: bool) -> int:
-    from dledger.instruments import SILENT
+    from dledger.monitoring import SILENT
     from rocketstore.server import BrokersServer, check_brokers_together
 
     nodes = check_brokers_together(named)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dledger.command_line import extras, flag_values
+from dledger.command_line import flag_values
 from dledger.command_line.contexts import ContextOption
 from dledger.values import is_loopback, parse_address
 from dledger_cli import process
@@ -121,7 +121,7 @@ def console(  # noqa: PLR0913  # one parameter per option
 
     With name servers, of all groups of brokers that have registered with them.
     """
-    if missing := extras.problem("console", "the console", CONSOLE_PACKAGES):
+    if missing := flag_values.missing_extra("console", "the console", CONSOLE_PACKAGES):
         raise click.ClickException(missing)
     from dledger_cli.console.control import NoControl
     from dledger_cli.console.guard import TOKEN_CHARACTERS_MIN, ConsoleRules

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from dledger.command_line import flag_values
-from dledger.conditions import Condition, ConditionKind
+from dledger.monitoring import Condition, ConditionKind
 from dledger.values import parse_millis
 from dledger_cli import terminal
 from dledger_cli.targets import BrokerTarget, broker_options

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dledger.client import DLedgerClient, ReadMode
-from dledger.command_line import extras
+from dledger.command_line import flag_values
 from dledger.errors import DLedgerError
 from dledger.types import Entry, LogIndex, Magic, NodeId, Term
 from dledger_cli import terminal
@@ -68,7 +68,7 @@ def demo(file: Path | None, keep: bool, console: bool, brokers: bool) -> None:
         raise click.UsageError("--brokers cannot be combined with --file or --keep")
     if keep and console:
         raise click.UsageError("--keep and --console exclude each other: choose one")
-    if (console or brokers) and (missing := extras.problem("console", "the console", CONSOLE_PACKAGES)):
+    if (console or brokers) and (missing := flag_values.missing_extra("console", "the console", CONSOLE_PACKAGES)):
         raise click.ClickException(missing)
     raise SystemExit(run_brokers() if brokers else run(file, keep=keep, console=console))
 
@@ -162,7 +162,7 @@ class _Page:
 @contextmanager
 def _page(out: Console, group: LocalGroup, *, keep: bool = False) -> Iterator[_Page]:
     """The group's web console, which runs during the block, or with ``keep`` on; empty if it is not installed."""
-    if missing := extras.problem("console", "To watch it in a browser: the console", CONSOLE_PACKAGES):
+    if missing := flag_values.missing_extra("console", "To watch it in a browser: the console", CONSOLE_PACKAGES):
         out.print(f"{missing}\n")
         yield _Page()
         return
@@ -438,8 +438,8 @@ def _say_what_stays(out: Console, group: LocalGroup, page: _Page) -> None:
     out.print(f"In a browser:     {page.url or 'dledger console'}")
     out.print("Write, read:      dledger append hello; dledger tail -f")
     out.print("Move the leader:  dledger transfer-leader")
-    missing = extras.problem("spark", "Spark", ("pyspark", "pyarrow"))
-    first = f" (first: {extras.install_command('spark')})" if missing else ""
+    missing = flag_values.missing_extra("spark", "Spark", ("pyspark", "pyarrow"))
+    first = f" (first: {flag_values.install_command('spark')})" if missing else ""
     out.print(f"With Spark:       in {sys.executable}, one line after the other{first}:\n")
     for line in spark_lines(addresses):
         out.print(f"    {line}")

@@ -22,7 +22,6 @@ from dledger.config import ServerConfig, StoreConfig, parse_members
 from dledger.core.membership import implicit_configuration
 from dledger.core.noops import describe_payload
 from dledger.errors import ConfigError
-from dledger.members import Configuration, MemberRole
 from dledger.runtime.events import members_text, peers_setting
 from dledger.store.file_store import FileStore
 from dledger.store.format import EntryHeader, magic_of
@@ -42,7 +41,7 @@ from dledger.store.inspect import (
     segment_paths,
 )
 from dledger.store.verify import PROBLEMS_MAX, is_node_directory
-from dledger.types import HardState, LogIndex, Magic, NodeId, Standing, Term
+from dledger.types import Configuration, HardState, LogIndex, Magic, MemberRole, NodeId, Standing, Term
 from dledger_cli import terminal
 
 BODY_PREVIEW_BYTES = 60

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from dledger.errors import DLedgerError, UnavailableError
-from dledger.members import ChangeKind, MemberRole
 from dledger.rpc.ports import NodeStatus
-from dledger.types import Role
+from dledger.types import ChangeKind, MemberRole, Role
 from dledger.values import parse_address
 from dledger_cli import member_view, terminal
 from dledger_cli.targets import GroupTarget, group_options
@@ -21,7 +20,7 @@ from dledger_cli.terminal import EXIT_INTERRUPTED, ErrorReportingGroup
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
-    from dledger.members import Configuration, MemberChange
+    from dledger.types import Configuration, MemberChange
 
 POLL_S: Final = 1.0
 LINE_EVERY_S: Final = 5.0

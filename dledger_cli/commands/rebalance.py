@@ -18,9 +18,8 @@ import click
 
 from dledger.command_line import flag_values
 from dledger.errors import DLedgerError
-from dledger.members import MemberRole
 from dledger.rpc.ports import NodeStatus
-from dledger.types import NodeId
+from dledger.types import MemberRole, NodeId
 from dledger.values import host_of
 from dledger_cli import terminal
 from dledger_cli.commands.status import find_leader

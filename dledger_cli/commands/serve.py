@@ -118,7 +118,7 @@ def _run_groups(
     until_stdin_closes: bool,
 ) -> int:
     from dledger.hosted_groups import GroupsServer, check_together
-    from dledger.instruments import SILENT
+    from dledger.monitoring import SILENT
 
     check_together(named)
     first = named[0][1]
@@ -155,7 +155,7 @@ def run_node(
     until_stdin_closes: bool,
 ) -> int:
     """Run a process's only node until a signal; see ``run_nodes``."""
-    from dledger.instruments import SILENT
+    from dledger.monitoring import SILENT
     from dledger.server import DLedgerServer
 
     process.name_speaker(node=config.node_id, group=config.group)

@@ -12,9 +12,8 @@ import click
 
 from dledger.command_line import flag_values
 from dledger.errors import DLedgerError, RequestTimeoutError
-from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus, NodeStatus
-from dledger.types import NO_INDEX, NodeId, Role
+from dledger.types import NO_INDEX, MemberRole, NodeId, Role
 from dledger_cli import terminal
 from dledger_cli.targets import GroupTarget, group_options
 

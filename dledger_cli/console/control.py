@@ -15,8 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dledger.errors import InvalidRequestError
-from dledger.members import ChangeKind
-from dledger.types import NodeId
+from dledger.types import ChangeKind, NodeId
 from dledger_cli.console.changes import BrokerChange
 from dledger_cli.local.group import LocalGroupError
 

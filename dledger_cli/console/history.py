@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeVar
 
-from dledger.conditions import Condition, ConditionKind
+from dledger.monitoring import Condition, ConditionKind
 from dledger_cli.console.probe import Answer, BrokerSummary, MembershipSummary, NodeState, NodeSummary
 
 NODES_MAX: Final = 32

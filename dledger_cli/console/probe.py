@@ -19,7 +19,7 @@ from rocketstore.client import RequestNotKnownError
 
 if TYPE_CHECKING:
     from dledger.client.blocking import DLedgerClient
-    from dledger.conditions import Condition
+    from dledger.monitoring import Condition
     from dledger.rpc.ports import MemberStatus, NodeStatus
     from rocketstore.client import Admin, BrokerStatus
     from rocketstore.client.aio.routes import RoutedBroker

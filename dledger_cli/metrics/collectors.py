@@ -13,13 +13,12 @@ from typing import Final, Protocol, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dledger.conditions import Condition, ConditionKind
-from dledger.members import MemberRole
+from dledger.monitoring import Condition, ConditionKind
 from dledger.node_status import NodeMeasurements
 from dledger.remoting.server import UNKNOWN
 from dledger.rpc.ports import NodeStatus
 from dledger.server import DLedgerServer
-from dledger.types import LogIndex, Role
+from dledger.types import LogIndex, MemberRole, Role
 from dledger_cli.metrics.catalog import SPECS
 from dledger_cli.metrics.recorder import Histogram, MetricsRecorder, cumulative
 from rocketstore.broker.statistics import BrokerMeasurements, PopCounters, ServiceCounters

@@ -14,9 +14,8 @@ from typing import Final
 
 from dledger.core.messages import RoleChange
 from dledger.errors import DLedgerError
-from dledger.instruments import AppendDone, Instruments
-from dledger.members import ChangeKind
-from dledger.types import AppendedBatch, NodeId
+from dledger.monitoring import AppendDone, Instruments
+from dledger.types import AppendedBatch, ChangeKind, NodeId
 
 LATENCY_BOUNDS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -68,7 +67,7 @@ class PeerRecord:
 
 
 class MetricsRecorder(Instruments):
-    """Implements the port ``dledger.instruments``, and ``RoleChangeHandler``."""
+    """Implements the port ``dledger.monitoring``, and ``RoleChangeHandler``."""
 
     def __init__(self) -> None:
         self.append_latency_s = Histogram(LATENCY_BOUNDS_S)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from crc32c import crc32c
 
-from dledger.layout import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.records import BLANK_HEAD, BLANK_MAGIC, ENTRY, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store.format import (
     BLANK,
     HEADER,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dledger.client import DLedgerClient
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DLedgerError
+from dledger.monitoring import ConditionKind
 from dledger.store.format import HEADER, EntryHeader, parse_segment_name, segment_name
 from dledger.types import NodeId
 from dledger.values import MIB
@@ -23,7 +23,7 @@ from dledger_spark.errors import PipelineError
 from dledger_spark.options import ReadOptions
 
 if TYPE_CHECKING:
-    from dledger.conditions import Condition
+    from dledger.monitoring import Condition
     from dledger.rpc.ports import NodeStatus
     from dledger.types import LogChunk
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.durable_state import read_checkpoint
 from dledger.store.format import BLANK, HEADER, UNIT, EntryHeader, IndexUnit, segment_name
 from dledger.store.identity import StoreIdentity, read_identity

@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from dledger.command_line.extras import install_command
+from dledger.command_line.flag_values import install_command
 from dledger_spark.errors import SchemaError
 from dledger_spark.schema import DEPTH_MAX, PRECISION_MAX, Parser, list_of, struct_of
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.format import CHAIN_CRC, CHAIN_CRC_END, CHAIN_CRC_OFFSET
 from dledger.values import MIB
 from dledger_spark.decode.columns import TAIL, Shared, array_of, computed_by

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dledger import layout as entries
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger import records as entries
+from dledger.records import ENTRY_HEADER_BYTES
 from rocketstore.message.record import HEAD
 
 Bytes = NDArray[np.uint8]

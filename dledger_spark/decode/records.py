@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode.layout import ENTRY, ENTRY_MESSAGE, MESSAGE, Bytes, Ints, Mask, gather, slices
 from dledger_spark.decode.typed_bodies import TypedBodyFormat

@@ -23,8 +23,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from dledger.layout import BLANK_MAGIC as ENTRY_BLANK_MAGIC
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
+from dledger.records import BLANK_MAGIC as ENTRY_BLANK_MAGIC
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES, INDEX_UNIT_BYTES
 from dledger.store.format import BLANK as ENTRY_BLANK
 from dledger.store.format import HEADER, UNITS, EntryHeader, is_magic, parse_segment_name
 from dledger.types import Magic

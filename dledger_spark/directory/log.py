@@ -20,7 +20,7 @@ from struct import error as struct_error
 from typing import Final
 
 from dledger.errors import CorruptLogError
-from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY_HEADER_BYTES
 from dledger.store.durable_state import LogCheckpoint, Mark, read_checkpoint
 from dledger.store.format import BLANK
 from dledger.store.java_files import java_committed

@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from dledger.layout import BLANK_MAGIC, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
+from dledger.records import BLANK_MAGIC, ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store.format import BLANK
 from dledger.values import MIB
 from dledger_spark.decode import DecodeContext, Framing, WalkEnd, batch_bytes_for, batches, positions_of, walk

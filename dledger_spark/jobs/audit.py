@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from dledger.command_line import flag_values
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import CountUnit
 from dledger.errors import ConfigError
 from dledger_spark.audit.difference import DifferenceKind, Directories, Finding, examine, outvoted
 from dledger_spark.audit.replica import (

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dledger.command_line import extras, flag_values
-from dledger.command_line.units import CountUnit
+from dledger.command_line import flag_values
+from dledger.command_line.report_page import CountUnit
 from dledger.errors import ConfigError
 from dledger_spark.errors import JobBusyError, JobError, MissingPartError
 from dledger_spark.jobs.batches import STATE, locked
@@ -72,7 +72,7 @@ def run(options: ChangesOptions) -> JobReport:
     """Send until Ctrl-C, or with ``once`` up to the newest version."""
     from dledger_spark.source.sink import check_target, row_format
 
-    if missing := extras.problem("delta", "a Delta table", ("deltalake",)):
+    if missing := flag_values.missing_extra("delta", "a Delta table", ("deltalake",)):
         raise MissingPartError(missing)
     began = time.monotonic()
     form = row_format(_COLUMNS)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dledger.command_line import extras, flag_values
+from dledger.command_line import flag_values
 from dledger.errors import ConfigError, DLedgerError
 from dledger_spark.errors import JobError, MissingPartError, SparkFailedError
 from dledger_spark.jobs.report import EXIT_FAILED, JobReport, print_json, print_report, write_page
@@ -233,7 +233,7 @@ def _suit_machine(spark: SparkSession) -> None:
 
 def require_spark() -> None:
     """Raises ``MissingPartError`` unless Spark's Python packages are installed."""
-    if missing := extras.problem("spark", "Spark", ("pyspark", "pyarrow")):
+    if missing := flag_values.missing_extra("spark", "Spark", ("pyspark", "pyarrow")):
         raise MissingPartError(f"{missing}; Spark also needs Java 17 or newer")
 
 

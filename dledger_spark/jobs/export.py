@@ -18,9 +18,8 @@ from urllib.parse import unquote
 
 import click
 
-from dledger.command_line.chart import Bars, Chart, ColumnChart, Series
 from dledger.command_line.flag_values import Size
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import Bars, Chart, ColumnChart, CountUnit, Series
 from dledger.errors import ConfigError
 from dledger_spark.errors import JobError
 from dledger_spark.jobs.batches import MANIFEST, BatchDirectory, open_batches

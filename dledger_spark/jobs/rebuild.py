@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import CountUnit
 from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
 from dledger_spark.jobs.command import job_command, run_standalone

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from dledger.command_line import flag_values
-from dledger.command_line.chart import Bars, Series
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import Bars, CountUnit, Series
 from dledger.errors import AccessDeniedError, ConfigError, IdentityError, InvalidRequestError
 from dledger_spark.errors import JobError
 from dledger_spark.jobs.command import job_command, run_standalone

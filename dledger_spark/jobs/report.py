@@ -15,9 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from dledger.command_line import html_page
-from dledger.command_line.chart import Chart, svg
-from dledger.command_line.units import CountUnit, Value, shown
+from dledger.command_line import report_page
+from dledger.command_line.report_page import Chart, CountUnit, Value, shown, svg
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -199,17 +198,17 @@ def page(report: JobReport) -> str:
     """The whole document."""
     state = "problems found" if report.problems else "done"
     texts = [(one.name, shown(one.value, one.unit)) for one in report.summary if not _is_figure(one)]
-    return html_page.document(
+    return report_page.document(
         f"{report.job}: {state}",
         _CSS,
         [
             f"<h1>{escape(report.title)}</h1>",
-            html_page.banner("✗ Problems were found", items=report.problems) if report.problems else "",
-            html_page.facts(one for one in texts if one[1] not in report.title),
-            html_page.tiles(
-                html_page.tile(one.name, shown(one.value, one.unit)) for one in report.summary if _is_figure(one)
+            report_page.banner("✗ Problems were found", items=report.problems) if report.problems else "",
+            report_page.facts(one for one in texts if one[1] not in report.title),
+            report_page.tiles(
+                report_page.tile(one.name, shown(one.value, one.unit)) for one in report.summary if _is_figure(one)
             ),
-            *(html_page.paragraph(note, "note") for note in report.notes),
+            *(report_page.paragraph(note, "note") for note in report.notes),
             *(_picture(chart, number) for number, chart in enumerate(report.charts, 1)),
             *map(_table, report.tables),
         ],
@@ -222,26 +221,26 @@ def _is_figure(fact: Fact) -> bool:
 
 def _picture(chart: Chart, number: int) -> str:
     return (
-        f'<section class="card"><h2>{escape(chart.title)}</h2>{html_page.paragraph(chart.caption)}'
-        f"{html_page.picture(svg(chart, number))}</section>"
+        f'<section class="card"><h2>{escape(chart.title)}</h2>{report_page.paragraph(chart.caption)}'
+        f"{report_page.picture(svg(chart, number))}</section>"
     )
 
 
 def write_page(report: JobReport, path: Path) -> None:
     """Write the file atomically."""
-    html_page.write(page(report), path)
+    report_page.write(page(report), path)
 
 
 def _table(table: Table) -> str:
     units = [column.unit for column in table.columns]
     rows = (
-        html_page.row(
-            html_page.cell(shown(value, unit), is_number=unit.is_number, is_time=unit is CountUnit.TIME_MS)
+        report_page.row(
+            report_page.cell(shown(value, unit), is_number=unit.is_number, is_time=unit is CountUnit.TIME_MS)
             for value, unit in zip(row, units, strict=True)
         )
         for row in table.rows[:ROWS_MAX]
     )
     more = len(table.rows) - ROWS_MAX
-    rest = html_page.paragraph(f"… and {more:,} more: --json has all of them" if more > 0 else "")
+    rest = report_page.paragraph(f"… and {more:,} more: --json has all of them" if more > 0 else "")
     columns = [(column.name, column.unit.is_number) for column in table.columns]
-    return f'<section class="card"><h2>{escape(table.title)}</h2>{html_page.table(columns, rows)}{rest}</section>'
+    return f'<section class="card"><h2>{escape(table.title)}</h2>{report_page.table(columns, rows)}{rest}</section>'

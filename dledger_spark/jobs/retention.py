@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from dledger.command_line import flag_values
-from dledger.command_line.chart import Bars, Chart, Series
-from dledger.command_line.units import CountUnit
-from dledger.command_line.units import shown as figure
+from dledger.command_line.report_page import Bars, Chart, CountUnit, Series
+from dledger.command_line.report_page import shown as figure
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import LogSource, source_options

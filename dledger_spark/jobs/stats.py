@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from dledger.command_line import flag_values
-from dledger.command_line.chart import Bars, Chart, ColumnChart, Series
-from dledger.command_line.units import CountUnit, Value, time_text
+from dledger.command_line.report_page import Bars, Chart, ColumnChart, CountUnit, Series, Value, time_text
 from dledger_spark.jobs.command import job_command, run_standalone
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 from dledger_spark.jobs.source import LogSource, is_own, source_options

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 import click
 
 from dledger.client import ReadMode
-from dledger.command_line import extras, flag_values
-from dledger.command_line.units import CountUnit
+from dledger.command_line import flag_values
+from dledger.command_line.report_page import CountUnit
 from dledger.errors import ConfigError, IndexBeforeBeginError
 from dledger_spark.errors import JobError, MissingPartError
 from dledger_spark.jobs.batches import STATE, locked, refuse_uri
@@ -120,7 +120,7 @@ def run(spark: SparkSession, options: TableOptions) -> JobReport:
 
 def check(options: TableOptions) -> None:
     """Raises ``ConfigError`` for options that make no sense, ``MissingPartError`` without the library for Delta."""
-    if missing := extras.problem("delta", "a Delta table", ("deltalake",)):
+    if missing := flag_values.missing_extra("delta", "a Delta table", ("deltalake",)):
         raise MissingPartError(missing)
     source = options.source
     refuse_uri(options.out)

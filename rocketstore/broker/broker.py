@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dledger.access.guard import AccessGuard
 from dledger.access.quota import Limits, Quotas
 from dledger.clock import Clock
-from dledger.conditions import Conditions
+from dledger.monitoring import Conditions
 from dledger.rpc.clients.connections import AnswerRoom
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups, Retries

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from dledger.access.quota import Quota
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
-from dledger.conditions import ConditionKind, Conditions
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
 from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, StateChanges

@@ -16,10 +16,9 @@ from ipaddress import ip_address
 from typing import Final
 
 from dledger.access.addresses import parse_address
-from dledger.members import MemberRole
 from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.rpc.ports import NodeStatus
-from dledger.types import Role
+from dledger.types import MemberRole, Role
 from dledger.values import address_text, host_of
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind

@@ -39,14 +39,13 @@ from tenacity import (
     wait_exponential,
 )
 
-from dledger.conditions import ConditionKind
 from dledger.core.messages import RoleChange
 from dledger.errors import CorruptLogError
-from dledger.members import MemberRole
+from dledger.monitoring import ConditionKind
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.runtime.threads import Supervisor
 from dledger.server import DLedgerServer
-from dledger.types import Role, Term
+from dledger.types import MemberRole, Role, Term
 from rocketstore.commit_log.replicated import ReplicatedCommitLog
 from rocketstore.state.broker_state import BrokerState, StateBlockedError, StateIncompleteError
 from rocketstore.store.message_store import MessageStore

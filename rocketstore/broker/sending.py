@@ -20,8 +20,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dledger.access.quota import Quota
-from dledger.conditions import Conditions
 from dledger.errors import DLedgerError
+from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge
 from dledger.types import ProducerBatch
 from rocketstore.broker.live_config import LiveConfig

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
-from dledger.client.loop_runner import mind_forks
+from dledger.rpc.loops import mind_forks
 from rocketstore.client.aio import admin as aio_admin
 from rocketstore.client.aio import producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer

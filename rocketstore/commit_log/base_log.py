@@ -24,14 +24,13 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from dledger.errors import CorruptLogError
-from dledger.members import DIGESTS_MAX, BaseLog
 from dledger.store.durable_state import read_checkpoint
 from dledger.store.format import parse_segment_name, segment_name
 from dledger.store.fs import FileSystem, make_dirs_durably, non_zero_end, read_whole, replace_durably
 from dledger.store.identity import CHECKPOINT_FILE
 from dledger.store.inspect import ProblemItem
 from dledger.store.mmap_file import list_segments
-from dledger.types import NO_INDEX
+from dledger.types import DIGESTS_MAX, NO_INDEX, BaseLog
 from rocketstore.config import MIB
 from rocketstore.message.columns import read_sound_records
 from rocketstore.message.message import DelayLevels

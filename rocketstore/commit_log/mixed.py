@@ -3,7 +3,7 @@
 Offsets below ``divided`` are in the old files, which nothing is appended to; all others in the replicated log, whose
 first entry is at ``divided``. Blanks fill the old log's last file, so that ``scan`` crosses the boundary as it crosses
 any other end of a file. Only entries are replicated and repaired: of the old files each member has its own, equal to
-the others' (``dledger.members``).
+the others' (``dledger.types``).
 
 The old files expire first. While one of them is left, no segment of the replicated log is removed, because the log has
 no gaps; they expire by the plain log's rules, the last one included.
@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dledger.members import BaseLog
-from dledger.types import ProducerBatch
+from dledger.types import BaseLog, ProducerBatch
 from rocketstore.commit_log.base_log import ExpiredFiles
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import NumberingEncoder, PutDone, SequenceDone

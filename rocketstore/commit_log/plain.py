@@ -13,7 +13,7 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import ConfigError, CorruptLogError, DiskError
-from dledger.instruments import SILENT, Instruments
+from dledger.monitoring import SILENT, Instruments
 from dledger.runtime.threads import Supervisor
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, keep_private, make_dirs_durably

@@ -42,7 +42,7 @@ from dledger.errors import (
     ResponseCode,
     ShutdownError,
 )
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, NodeEvent
 from dledger.server import BodyFormat, DLedgerServer
 from dledger.types import AppendedBatch, Body, Magic, Position, ProducerBatch, StoredRun, Term

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, TlsError
 from dledger.log_output import BoundedLog
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.records import record
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.listening import Acceptor, Arrival, stop_serving

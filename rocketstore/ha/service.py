@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import ConfigError, InvalidRequestError, TlsError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.remoting.client import RemotingClient, UnreachableError
 from dledger.remoting.codes import RequestError
 from dledger.remoting.connection import DisconnectedError, TooManyCallsError

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple, cast
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, TlsError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.records import record
 from dledger.rpc import loops, tls
 from dledger.rpc.loops import LoopBridge, LoopCallback, Report, supervise

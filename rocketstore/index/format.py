@@ -25,7 +25,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.layout import RecordLayout
+from dledger.records import RecordLayout
 from rocketstore.config import KEYS_INDEXED_MAX
 from rocketstore.message.columns import Hashes, Places, PropertyTexts, RecordColumns, Values
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, SYS_FLAG_ROLLED_BACK, SYS_FLAG_TRANSACTION

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, InvalidRequestError
-from dledger.instruments import SILENT, Instruments
+from dledger.monitoring import SILENT, Instruments
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem
 from dledger.store.mmap_file import Found, FoundFile, Placement, list_segments

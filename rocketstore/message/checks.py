@@ -12,7 +12,7 @@ from struct import error
 from typing import Final
 
 from dledger.errors import InvalidRequestError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from rocketstore.config import KIB, MessageStoreConfig
 from rocketstore.message.message import (
     PROPERTY_DELAY,

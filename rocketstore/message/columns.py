@@ -25,7 +25,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, DelayLevels
 from rocketstore.message.properties import java_hash

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from dledger.errors import InvalidRequestError
-from dledger.layout import RecordLayout
+from dledger.records import RecordLayout
 from rocketstore.message.message import SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, HostAddress, Message
 from rocketstore.message.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 from rocketstore.types import StoredPlace

@@ -22,8 +22,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from dledger import layout as entries
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger import records as entries
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from rocketstore.message.message import DelayLevels, parse_level
 from rocketstore.message.properties import find_property, find_property_bytes, tags_code_of

@@ -18,10 +18,9 @@ from dledger.access.addresses import AddressPattern, parse_patterns
 from dledger.config import SecurityConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED
-from dledger.limits import Port, Range, Unit, out_of_range
 from dledger.setting_sources import SettingTarget, Vocabulary, alarms_first, camel_case, notices, parsers_of, values_of
 from dledger.types import TlsServerMode
-from dledger.values import MIB
+from dledger.values import MIB, Port, Range, Unit, out_of_range
 from rocketstore.nameserver.tables import TableLimits
 
 _Count = Annotated[int, Range(1, 10_000_000)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Self
 
-from dledger.conditions import CONDITIONS_MAX, Condition
+from dledger.monitoring import CONDITIONS_MAX, Condition
 from dledger.records import record
 from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import dumps_plain, loads

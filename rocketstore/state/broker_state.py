@@ -23,8 +23,8 @@ from typing import Final
 
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import DiskError, DLedgerError, InvalidRequestError, ShutdownError
+from dledger.monitoring import Conditions
 from dledger.runtime.threads import Supervisor, Worker
 from dledger.store.fs import FileSystem
 from rocketstore.message.columns import topics_of

@@ -25,8 +25,8 @@ from typing import Final
 
 from dledger.access.rules import RETRY_PREFIX
 from dledger.clock import Backoff, Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import InvalidRequestError
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.message.checks import NO_SEND_TOPICS
 from rocketstore.message.message import Message
 from rocketstore.pop.operations import PopRules

@@ -34,8 +34,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError, invariant
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB, MessageStoreConfig

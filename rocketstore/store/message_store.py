@@ -21,8 +21,8 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, ShutdownError
+from dledger.monitoring import Conditions
 from dledger.store.fs import FileSystem
 from dledger.types import ProducerBatch
 from rocketstore.commit_log.port import CommitLog, PutDone, PutWaiter, SequenceDone

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dledger.clock import Clock
-from dledger.conditions import REMOVED_EARLY_TOLD_MS, ConditionKind
 from dledger.errors import DiskError
+from dledger.monitoring import REMOVED_EARLY_TOLD_MS, ConditionKind
 from dledger.runtime.threads import Supervisor, Worker
 from dledger.store.fs import FileSystem
 from dledger.values import split

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, DiskError, DiskFullError, DLedgerError, ShutdownError
+from dledger.monitoring import ConditionKind
 from dledger.store.fs import TMP_SUFFIX
 from rocketstore.commit_log.port import CommitLog
 from rocketstore.config import KIB, MIB

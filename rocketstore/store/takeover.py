@@ -23,10 +23,10 @@ from typing import Final
 
 from dledger.clock import Clock
 from dledger.errors import ConfigError, DiskError
-from dledger.members import BaseLog, why_apart
 from dledger.store.fs import FileSystem, non_zero_end
 from dledger.store.identity import Layout
 from dledger.store.mmap_file import FoundFile, list_segments
+from dledger.types import BaseLog, why_apart
 from rocketstore.commit_log.base_log import ExpiredFiles, describe, read_base_log, write_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dledger.errors import CorruptLogError
-from dledger.layout import RecordLayout
+from dledger.records import RecordLayout
 from dledger.store.fs import TMP_SUFFIX
 from rocketstore.message.columns import RecordColumns
 from rocketstore.message.timed import waiting_of

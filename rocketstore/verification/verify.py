@@ -18,10 +18,10 @@ import numpy as np
 from crc32c import crc32c
 
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError
-from dledger.members import BaseLog
 from dledger.store.format import segment_name
 from dledger.store.fs import FileSystem, non_zero_end, read_whole
 from dledger.store.inspect import ProblemItem
+from dledger.types import BaseLog
 from rocketstore.commit_log.base_log import find_plain_files
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.consume_queue.files import UNIT_BYTES

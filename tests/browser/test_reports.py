@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cluster.drill import html
-from dledger.command_line.chart import Bars, Series
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import Bars, CountUnit, Series
 from dledger_spark.jobs.report import page as job_page
 from tests.browser.chromium import Page
 from tests.unit.cluster.drill.histories import failover, perfect, result_of

@@ -18,10 +18,9 @@ import pytest
 from crc32c import crc32c
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.config import Member, ReplicationConfig, ServerConfig
 from dledger.core.messages import SnapshotFetch
-from dledger.members import Configuration
+from dledger.monitoring import Conditions
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.exchanges import PeerSnapshotClient
 from dledger.runtime.threads import Supervisor
@@ -30,7 +29,7 @@ from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotFile, SnapshotMeta, encode_meta
 from dledger.store.fs import FileSystem
-from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
+from dledger.types import NO_INDEX, Boundary, Configuration, LogIndex, NodeId, Position, Term
 from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.support.cluster import N0, N1
 from tests.support.counting import History

@@ -12,12 +12,11 @@ from typing import Final
 import pytest
 
 from dledger.core import membership, noop_payload
-from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store import durable_state
 from dledger.store import durable_state as node_checkpoint
 from dledger.store import format as entries
 from dledger.store.identity import StoreIdentity
-from dledger.types import HardState, NodeId, Standing, Term
+from dledger.types import ClusterMember, Configuration, HardState, MemberRole, NodeId, Standing, Term
 from rocketstore.consume_queue import files
 from rocketstore.index import format as index_format
 from rocketstore.message import record

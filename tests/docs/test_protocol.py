@@ -15,7 +15,7 @@ from dledger.remoting.codes import ANNOUNCED
 from dledger.remoting.connection import REQUEST_BYTES_MAX, REQUESTS_MAX
 from dledger.remoting.log_codec import JavaCode, LogCode
 from dledger.rpc.clients.codec import APPEND_ENTRIES_MAX
-from dledger.rpc.peers import frames, pushes
+from dledger.rpc.peers import frames
 from tests.docs.documents import ROOT, documents, lines, table_below
 
 PROTOCOL: Final = ROOT / "docs" / "protocol.md"
@@ -48,13 +48,13 @@ def test_the_numbers_of_pushes_are_those_of_the_wire() -> None:
     shown = {row[0]: re.findall(r"`(\w+)` (\w+)", row[1]) for row in rows}
     types = {"u1": "u8", "i2": "i16", "u4": "u32", "i8": "i64"}
 
-    layouts = {kind.name: layout for kind, layout in pushes.LAYOUTS.items()} | {"answer": pushes.ANSWER_LAYOUT}
+    layouts = {kind.name: layout for kind, layout in frames.LAYOUTS.items()} | {"answer": frames.ANSWER_LAYOUT}
 
     head = [("kind", "u8"), ("term", "i64"), ("epoch", "i64")]
     assert {name: head + numbers for name, numbers in shown.items()} == {
         name: [(field, types[kind]) for field, kind in layout.fields] for name, layout in layouts.items()
     }
-    assert [row[0] for row in rows] == [kind.name for kind in sorted(pushes.LAYOUTS)] + ["answer"]
+    assert [row[0] for row in rows] == [kind.name for kind in sorted(frames.LAYOUTS)] + ["answer"]
 
 
 def test_a_frame_is_drawn_as_it_is_sent() -> None:

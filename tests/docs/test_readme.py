@@ -39,7 +39,7 @@ AFTER_THE_KILL = (
 )
 DEMO = """
 import json, sys
-from dledger_cli import demo
+from dledger_cli.commands import demo
 demo.SEGMENTS.update(json.loads(sys.argv[1]))
 sys.exit(demo.run(None, keep=True))
 """

@@ -15,7 +15,7 @@ import pytest
 
 from dledger import settings as node_settings
 from dledger.java_names import UNUSED
-from dledger.limits import Range, Unit, out_of_range, size_text
+from dledger.values import Range, Unit, out_of_range, size_text
 from rocketstore import settings as broker_settings
 from rocketstore.nameserver import settings as name_server_settings
 from tools.docs_reference import __main__ as program

@@ -30,7 +30,7 @@ PASSED_BY: Final = {
     "dledger/core/messages.py",
     "dledger/core/failure_detection.py",
     "dledger/errors.py",
-    "dledger/instruments.py",
+    "dledger/monitoring.py",
     "dledger/rpc/clients/connections.py",
     "dledger/rpc/clients/codec.py",
     "dledger/rpc/peers/identity.py",

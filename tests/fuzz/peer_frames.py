@@ -13,8 +13,7 @@ from dledger.config import ServerConfig
 from dledger.core.messages import PushKind
 from dledger.errors import InvalidRequestError
 from dledger.pb import raft_pb2
-from dledger.rpc.peers.frames import FrameKind, Purpose, pack
-from dledger.rpc.peers.pushes import LAYOUTS
+from dledger.rpc.peers.frames import LAYOUTS, FrameKind, Purpose, pack
 from dledger.types import NodeId
 from tests.fuzz.shapes import Known, messages, mutilated
 from tests.support.peer_wire import PeerWire, handshake_frame

@@ -24,11 +24,10 @@ from dledger.core.membership import decode_configuration, encode_configuration
 from dledger.core.messages import PushKind
 from dledger.core.noop_payload import UnreadablePayloadError, decode_payload
 from dledger.errors import DLedgerError, InvalidRequestError
-from dledger.layout import RecordLayout
-from dledger.members import ClusterMember, Configuration, MemberRole
+from dledger.records import RecordLayout
 from dledger.rpc.clients import bulk_codec
 from dledger.rpc.clients import codec as client_codec
-from dledger.rpc.peers import codec, frames, pushes
+from dledger.rpc.peers import codec, frames
 from dledger.store import durable_state
 from dledger.store.durable_state import BOOT_RECORD_FILE, boot_record_of, last_life, write_boot_record
 from dledger.store.format import encode_record, scan_run
@@ -43,7 +42,18 @@ from dledger.store.identity import (
     write_identity,
     write_members,
 )
-from dledger.types import EntryId, EntryRun, HardState, LogIndex, NodeId, Position, Term
+from dledger.types import (
+    ClusterMember,
+    Configuration,
+    EntryId,
+    EntryRun,
+    HardState,
+    LogIndex,
+    MemberRole,
+    NodeId,
+    Position,
+    Term,
+)
 from dledger_spark.option_values import offsets_value
 from rocketstore import queue_numbers as numbering_record
 from rocketstore.broker.reading import TagFilter
@@ -136,7 +146,7 @@ def test_all_wire_decoders_are_found() -> None:
 
 @pytest.mark.parametrize(
     ("decode", "layouts"),
-    [(pushes.decode_push, pushes.LAYOUTS), (pushes.decode_answer, dict.fromkeys(PushKind, pushes.ANSWER_LAYOUT))],
+    [(frames.decode_push, frames.LAYOUTS), (frames.decode_answer, dict.fromkeys(PushKind, frames.ANSWER_LAYOUT))],
 )
 def test_a_push_and_its_answer_are_taken_or_refused(decode: Decode, layouts: Mapping[PushKind, RecordLayout]) -> None:
     """Any kind and any numbers, cut or with too much behind them; some of each are taken."""

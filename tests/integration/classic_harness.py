@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
 from dledger_cli.local.brokers import LocalBrokers

@@ -16,8 +16,7 @@ import pytest
 
 from dledger.client import member_change
 from dledger.errors import DLedgerError
-from dledger.members import MemberRole
-from dledger.types import NodeId, Role
+from dledger.types import MemberRole, NodeId, Role
 from tests.integration import tracing
 from tests.integration.conftest import Adopt
 from tests.integration.harness import Group, ProxiedGroup

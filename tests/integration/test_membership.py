@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.members import ChangeKind
-from dledger.types import Role
+from dledger.types import ChangeKind, Role
 from tests.support.running_members import RunningMembers
 from tests.support.waiting import wait_until
 

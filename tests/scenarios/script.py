@@ -40,8 +40,18 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.errors import DLedgerError, ResponseCode
-from dledger.members import ChangeKind, Configuration
-from dledger.types import NO_ENTRY, AppendedBatch, EntryId, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import (
+    NO_ENTRY,
+    AppendedBatch,
+    ChangeKind,
+    Configuration,
+    EntryId,
+    LogIndex,
+    NodeId,
+    Role,
+    Standing,
+    Term,
+)
 from tests.support.cluster import Cluster, Host, Outcome, Result, Sent, made_log
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"

@@ -25,8 +25,7 @@ from dledger.errors import (
     UnknownMemberError,
     WouldLoseQuorumError,
 )
-from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
-from dledger.types import LogIndex, NodeId, Role, Standing
+from dledger.types import ChangeKind, Configuration, LogIndex, MemberChange, MemberRole, NodeId, Role, Standing
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome
 
 N5 = NodeId("n5")

@@ -10,8 +10,20 @@ from dledger.config import FlushMode
 from dledger.core.membership import Membership
 from dledger.core.messages import HeartbeatRequest, PushAppend, PushCompare, PushInstall, PushResponse, TakeLeadership
 from dledger.errors import LeaderNotReadyError, ShutdownError, TermChangedError, TransferFailedError
-from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
-from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import (
+    NO_INDEX,
+    ChangeKind,
+    Configuration,
+    EntryId,
+    HardState,
+    LogIndex,
+    MemberChange,
+    MemberRole,
+    NodeId,
+    Role,
+    Standing,
+    Term,
+)
 from tests.support.cluster import N0, N1, N2, N3, N4, Cluster, Outcome
 
 

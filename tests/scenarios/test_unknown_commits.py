@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.messages import HeartbeatRequest, PushCommit
-from dledger.members import ChangeKind
-from dledger.types import HardState, Standing
+from dledger.types import ChangeKind, HardState, Standing
 from tests.support.cluster import N0, N1, N2, Cluster
 
 

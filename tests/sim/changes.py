@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 from dledger.core.node import Node
 from dledger.errors import DLedgerError, InvariantError, StaleConfigurationError
-from dledger.members import ANY_CONFIGURATION, ChangeKind, Configuration, MemberChange, MemberRole
-from dledger.types import NO_ENTRY, NO_INDEX, EntryId, LogIndex, NodeId
+from dledger.types import (
+    ANY_CONFIGURATION,
+    NO_ENTRY,
+    NO_INDEX,
+    ChangeKind,
+    Configuration,
+    EntryId,
+    LogIndex,
+    MemberChange,
+    MemberRole,
+    NodeId,
+)
 from tests.sim.members_file import Life
 from tests.sim.options import MEMBER_FAULTS
 from tests.sim.violations import require

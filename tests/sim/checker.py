@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from dledger.core.member_state import Leader
 from dledger.core.messages import HeartbeatResponse, Message, PushResponse, VoteRequest, VoteResponse, VoteResult
 from dledger.errors import ResponseCode
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryId, HardState, LogIndex, NodeId, Term
+from dledger.types import NO_INDEX, NO_TERM, Configuration, EntryId, HardState, LogIndex, NodeId, Term
 from tests.sim.acknowledgements import Acknowledgements, counts_one_that_forgot
 from tests.sim.configurations import ConfigurationChecks, configuration_in, is_noop
 from tests.sim.mending import Onlooker

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 from dledger.core.member_state import Leader
 from dledger.core.membership import decode_configuration
 from dledger.core.noop_payload import UnreadablePayloadError
-from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, EntryId, LogIndex, NodeId, Standing, Term
+from dledger.records import ENTRY_HEADER_BYTES
+from dledger.types import NO_INDEX, Configuration, EntryId, LogIndex, NodeId, Standing, Term
 from tests.sim.violations import require
 
 if TYPE_CHECKING:

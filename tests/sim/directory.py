@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from dledger.core.member_state import MemberState
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.errors import CorruptLogError
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId
+from dledger.types import NO_INDEX, Configuration, EntryId, HardState, LogIndex, NodeId
 from tests.sim.members_file import Life, MembersFile
 from tests.sim.sim_log import Disk
 from tests.sim_store.disk import Disk as FileDisk

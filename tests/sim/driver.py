@@ -15,7 +15,6 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.config import FlushMode
-from dledger.core.member_state import MemberRun
 from dledger.core.membership import Membership
 from dledger.core.messages import (
     CheckedAppend,
@@ -28,9 +27,9 @@ from dledger.core.messages import (
     Wake,
 )
 from dledger.core.node import Node
+from dledger.core.standing import MemberRun
 from dledger.errors import CorruptLogError, IndexBeforeBeginError, IndexOutOfRangeError, InvalidRequestError
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryRun, LogIndex, NodeId
+from dledger.types import NO_INDEX, NO_TERM, Configuration, EntryRun, LogIndex, NodeId
 from tests.sim.directory import MemberDirectory
 from tests.sim.machines import Machine
 from tests.sim.network import CALLS

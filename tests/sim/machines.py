@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.core.messages import Outbox
 from dledger.core.node import Node
 from dledger.core.ports import PreparedAppend
 from dledger.errors import CorruptLogError, DamagedSnapshotError, DLedgerError, UnavailableError
-from dledger.members import Configuration
+from dledger.monitoring import Conditions
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.exchanges import PeerSnapshotClient
 from dledger.runtime.threads import Supervisor
@@ -32,7 +31,7 @@ from dledger.statemachine.commands import CommandDone
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost, QueryDone
 from dledger.store.file_store import FileStore
-from dledger.types import NO_INDEX, AppendedBatch, Boundary, LogIndex, NodeId, ProducerBatch
+from dledger.types import NO_INDEX, AppendedBatch, Boundary, Configuration, LogIndex, NodeId, ProducerBatch
 from tests.sim.fibers import Fiber, SimClock
 from tests.sim.register import ConcurrentRegister, Register
 from tests.sim.violations import require

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, EntryId, HardState, LogIndex, NodeId
+from dledger.types import NO_INDEX, Configuration, EntryId, HardState, LogIndex, NodeId
 from tests.sim.sim_log import SimLog
 from tests.sim_store.disk import Disk
 

@@ -38,8 +38,7 @@ from dledger.core.producers import Plan, ProducerTable, Rebuilt, rebuild
 from dledger.core.quorum_ack import QuorumAckChecker, ReadDone, ReadIndexQueue
 from dledger.core.standing import Ballot, Electorate, Readmissions, Victory
 from dledger.errors import DLedgerError, QuorumAckTimeoutError, ResponseCode, TermChangedError
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
+from dledger.types import NO_INDEX, Configuration, HardState, LogIndex, NodeId, ProducerBatch, Standing, Term
 from tests.sim import faults
 from tests.sim.plant import Plant
 from tests.sim.planted_machines import MACHINE_PLANTS

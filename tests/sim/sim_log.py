@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dledger.errors import DiskFullError, invariant
-from dledger.members import Configuration
 from dledger.store.format import columns_of
 from dledger.store.fs import FileSystem
 from dledger.types import (
@@ -21,6 +20,7 @@ from dledger.types import (
     Body,
     Boundary,
     CheckedRun,
+    Configuration,
     EntryColumns,
     EntryId,
     FlushMark,

@@ -14,8 +14,7 @@ from dledger.core.member_state import Leader
 from dledger.core.membership import implicit_configuration
 from dledger.core.messages import Message, PushAppend
 from dledger.errors import DLedgerError
-from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import EntryRun, NodeId
+from dledger.types import ClusterMember, Configuration, EntryRun, MemberRole, NodeId
 from tests.sim.alarms import Alarms
 from tests.sim.callers import Callers
 from tests.sim.changes import Operators

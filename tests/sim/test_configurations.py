@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import EntryId, LogIndex, NodeId, Term
+from dledger.types import ClusterMember, Configuration, EntryId, LogIndex, MemberRole, NodeId, Term
 from tests.sim.configurations import ConfigurationChecks, relevant, require_step
 from tests.sim.violations import Violation
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from dledger.config import Member, ServerConfig
-from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -16,6 +15,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.node import Node
+from dledger.core.standing import MemberRun
 from dledger.errors import ResponseCode
 from dledger.types import NO_ENTRY, NO_INDEX, EntryId, HardState, LogIndex, NodeId, Position, Role, Standing, Term
 from tests.sim.sim_log import SimLog

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dledger.conditions import Conditions
 from dledger.config import ServerConfig
+from dledger.monitoring import Conditions
 from dledger.server import DLedgerServer
 from rocketstore.broker.mastership import CatchUp
 from rocketstore.broker.role_change import BrokerRoleChange, MasterService

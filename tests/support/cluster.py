@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from dledger.config import ElectionConfig, Member, ReplicationConfig, ServerConfig, StoreConfig
 from dledger.core.dispatcher import EntryDispatcher
-from dledger.core.member_state import Follower, Leader, MemberRun
+from dledger.core.member_state import Follower, Leader
 from dledger.core.membership import Membership, implicit_configuration, recover_membership
 from dledger.core.messages import (
     CheckedAppend,
@@ -28,9 +28,22 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.ports import Random
+from dledger.core.standing import MemberRun
 from dledger.errors import DLedgerError, LeaderHint
-from dledger.members import ChangeKind, Configuration, MemberChange
-from dledger.types import NO_INDEX, AppendedBatch, HardState, LogIndex, Magic, NodeId, Role, Standing, Term
+from dledger.types import (
+    NO_INDEX,
+    AppendedBatch,
+    ChangeKind,
+    Configuration,
+    HardState,
+    LogIndex,
+    Magic,
+    MemberChange,
+    NodeId,
+    Role,
+    Standing,
+    Term,
+)
 from dledger.values import MIB
 from tests.support.disk_log import DiskLog
 from tests.support.invariants import LastCheck, check

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from dledger.errors import DLedgerError, IndexBeforeBeginError, IndexOutOfRangeError, UntimedLogError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.format import encode_record
 from dledger.types import BlockDigest, Entry, LogChunk, LogIndex, LogPlace, LogRange, Position
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dledger.access.guard import AccessGuard
-from dledger.conditions import Condition, Conditions
 from dledger.config import ServerConfig
 from dledger.errors import (
     DLedgerError,
@@ -19,14 +18,20 @@ from dledger.errors import (
     UnknownProducerError,
 )
 from dledger.host import ClientServer, ServedLog
-from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
+from dledger.monitoring import Condition, Conditions
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.rpc.ports import CommitEvent, LogNode, MemberStatus, NodeEvent, NodeStatus, PeerStatus, RoleEvent
 from dledger.types import (
+    ANY_CONFIGURATION,
     NO_INDEX,
     AppendedBatch,
+    ChangeKind,
+    ClusterMember,
+    Configuration,
     Entry,
     LogIndex,
+    MemberChange,
+    MemberRole,
     NodeId,
     Position,
     ProducerBatch,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.store.format import decode_entry, encode_record
 from dledger.types import NO_INDEX, Boundary, LogIndex, Magic, NodeId, Position, Term

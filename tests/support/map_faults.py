@@ -12,8 +12,7 @@ from typing import Final
 
 from dledger.client import ReadMode, member_change
 from dledger.errors import DLedgerError
-from dledger.members import MemberRole
-from dledger.types import NodeId, Role
+from dledger.types import MemberRole, NodeId, Role
 from tests.integration.harness import Group
 from tests.support.map_history import MapHistory, check
 from tests.support.map_load import MapLoad

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dledger.core.membership import encode_configuration
 from dledger.core.ports import Log
-from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import NO_INDEX, LogIndex, Magic, NodeId, Term
+from dledger.types import NO_INDEX, ClusterMember, Configuration, LogIndex, Magic, MemberRole, NodeId, Term
 
 
 def configuration(voters: str, learners: str = "", *, index: int = -1, term: int = 1, **uids: int) -> Configuration:

@@ -19,8 +19,7 @@ from dledger.errors import (
     ShutdownError,
     invariant,
 )
-from dledger.layout import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
-from dledger.members import Configuration
+from dledger.records import ENTRY_HEADER_BYTES, MIN_BLANK_BYTES
 from dledger.store import format as records
 from dledger.types import (
     GENESIS,
@@ -28,6 +27,7 @@ from dledger.types import (
     Body,
     Boundary,
     CheckedRun,
+    Configuration,
     Entry,
     EntryId,
     EntryRun,

@@ -28,10 +28,20 @@ from dledger.errors import (
     UnavailableError,
     UnknownProducerError,
 )
-from dledger.members import ChangeKind, Configuration, MemberChange
 from dledger.runtime.threads import NodeFailedError
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, LogIndex, Magic, NodeId, ProducerBatch, Role, Standing
+from dledger.types import (
+    AppendedBatch,
+    ChangeKind,
+    Configuration,
+    LogIndex,
+    Magic,
+    MemberChange,
+    NodeId,
+    ProducerBatch,
+    Role,
+    Standing,
+)
 from dledger_cli import certs
 from dledger_cli.local.group import free_ports
 from tests.support.certificates import files

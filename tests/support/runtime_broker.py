@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from dledger.conditions import Condition
+from dledger.monitoring import Condition
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dledger.core.member_state import Leader, MemberRun
+from dledger.core.member_state import Leader
 from dledger.core.messages import (
     CheckedAppend,
     HeartbeatRequest,
@@ -27,6 +27,7 @@ from dledger.core.messages import (
 )
 from dledger.core.node import Node
 from dledger.core.ports import MachineState, Random
+from dledger.core.standing import MemberRun
 from dledger.errors import CorruptLogError, ResponseCode
 from dledger.types import NO_ENTRY, Boundary, EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
 from tests.support.cluster import N0, FixedTimeouts, fill, make_config

@@ -14,9 +14,8 @@ import click
 from dledger import settings as node_settings
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError
-from dledger.limits import Unit
 from dledger.setting_sources import SettingTarget
-from dledger.values import parse_percentage
+from dledger.values import Unit, parse_percentage
 from rocketstore import settings as broker_settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.settings import DLEDGER_ONLY, PLAIN_ONLY, SERVE_ONLY

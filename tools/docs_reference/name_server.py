@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from dledger.limits import Unit
+from dledger.values import Unit
 from rocketstore.nameserver.settings import TARGETS, NameServerConfig
 from tools.docs_reference.records import Field, default_text, fields_of
 

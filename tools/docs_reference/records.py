@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from dledger.config import Member
-from dledger.limits import Unit, limits_of, size_text
+from dledger.values import Unit, limits_of, size_text
 
 Problems = Callable[[Any], list[str]]  # Any: a record, whichever.
 

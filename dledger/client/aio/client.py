@@ -21,7 +21,6 @@ from dledger.client.shared import (
 )
 from dledger.clock import Backoff
 from dledger.errors import DLedgerError, LeaderHint, NotLeaderError, UnavailableError
-from dledger.members import Configuration, MemberChange
 from dledger.remoting import log_codec
 from dledger.remoting.log_codec import LogCode
 from dledger.rpc.clients import codec as messages
@@ -30,9 +29,11 @@ from dledger.rpc.ports import NodeStatus, RoleEvent
 from dledger.types import (
     NO_INDEX,
     BlockDigest,
+    Configuration,
     Entry,
     LogChunk,
     LogIndex,
+    MemberChange,
     NodeId,
     Position,
     QueryAnswer,

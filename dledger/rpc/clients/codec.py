@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dledger import errors
-from dledger.conditions import Condition
 from dledger.errors import CorruptLogError, DLedgerError, InvalidRequestError, LeaderHint, ResponseCode, told
-from dledger.members import MemberRole
+from dledger.monitoring import Condition
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.fields import index, name, parse
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, MemberRole, NodeId, Position, ProducerBatch, Role, Term
 
 _OVERLONG: Final = 0x80
 """The first byte of a field whose number is encoded longer than necessary."""

@@ -35,8 +35,8 @@ import grpc
 
 from dledger.access.addresses import counted_host, host_of, place_of, plain_host
 from dledger.access.quota import Quota, TooManyWaitsError
-from dledger.conditions import Conditions
 from dledger.config import ConnectionLimits
+from dledger.monitoring import Conditions
 
 _LOG = logging.getLogger(__name__)
 

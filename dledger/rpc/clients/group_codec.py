@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dledger.errors import DLedgerError, InvalidRequestError
-from dledger.members import ANY_CONFIGURATION, ChangeKind, ClusterMember, Configuration, MemberChange
 from dledger.pb import client_pb2 as pb
 from dledger.records import record
 from dledger.rpc.clients.codec import (
@@ -23,7 +22,21 @@ from dledger.rpc.clients.codec import (
     status_of,
 )
 from dledger.rpc.fields import index, name, parse
-from dledger.types import NO_INDEX, Body, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
+from dledger.types import (
+    ANY_CONFIGURATION,
+    NO_INDEX,
+    Body,
+    ChangeKind,
+    ClusterMember,
+    Configuration,
+    LogIndex,
+    MemberChange,
+    NodeId,
+    ProducerBatch,
+    QueryAnswer,
+    SnapshotState,
+    Term,
+)
 from dledger.values import PORT_MAX, address_text, parse_address
 
 _CHANGE_ID_LIMIT: Final = 1 << 63

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from dledger.access.guard import AccessGuard, Caller, ResourceKind
 from dledger.access.quota import Limits, Quota, Quotas
 from dledger.access.rules import Permission
-from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.core.noop_payload import own_name
 from dledger.errors import (
@@ -32,15 +31,26 @@ from dledger.errors import (
     PendingFullError,
     TooManyProducersError,
 )
-from dledger.layout import ENTRY_HEADER_BYTES
-from dledger.members import Configuration, MemberChange
+from dledger.monitoring import Conditions
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.rpc.clients.bulk_service import BulkService
 from dledger.rpc.clients.codec import Read, ReadAnswer, ReadMode
 from dledger.rpc.clients.connections import AnswerRoom, Leases
 from dledger.rpc.clients.group_codec import Commands, Query
 from dledger.rpc.loops import EventHub, LoopBridge, LoopCallback
 from dledger.rpc.ports import LogNode, NodeStatus
-from dledger.types import AppendedBatch, Entry, LogIndex, NodeId, ProducerBatch, QueryAnswer, SnapshotState, Term
+from dledger.types import (
+    AppendedBatch,
+    Configuration,
+    Entry,
+    LogIndex,
+    MemberChange,
+    NodeId,
+    ProducerBatch,
+    QueryAnswer,
+    SnapshotState,
+    Term,
+)
 from dledger.values import MIB
 
 _READ_THREADS_MAX: Final = 4

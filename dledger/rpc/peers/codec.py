@@ -32,13 +32,25 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
-from dledger.members import DIGESTS_MAX, BaseLog, Configuration
 from dledger.pb import raft_pb2 as pb
 from dledger.records import record
 from dledger.rpc.fields import NUMBER_LIMIT, index, name, parse
-from dledger.rpc.peers import pushes
-from dledger.rpc.peers.pushes import decode_configuration_entry, encode_configuration_entry
-from dledger.types import NO_ENTRY, NO_INDEX, Boundary, EntryId, LogIndex, NodeId, Position, Standing, Term
+from dledger.rpc.peers import frames
+from dledger.rpc.peers.frames import decode_configuration_entry, encode_configuration_entry
+from dledger.types import (
+    DIGESTS_MAX,
+    NO_ENTRY,
+    NO_INDEX,
+    BaseLog,
+    Boundary,
+    Configuration,
+    EntryId,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 PROTOCOL_VERSION: Final = 6
 MEMBERS_MAX: Final = 1024
@@ -121,9 +133,9 @@ def encode_pieces(message: Message) -> tuple[bytes, ...]:
     """``encode`` in consecutive pieces, which avoids copying a run of log bytes."""
     match message:
         case PushCompare() | PushTruncate() | PushAppend() | PushCommit() | PushInstall():
-            return pushes.encode_push(message)
+            return frames.encode_push(message)
         case PushResponse():
-            return (pushes.encode_answer(message),)
+            return (frames.encode_answer(message),)
         case LoadRun() | CheckedAppend():
             raise InvariantError(f"{type(message).__name__} never goes on the wire")
         case _:

@@ -32,14 +32,13 @@ from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Envelope, Message
 from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, ResponseCode, TlsError, UnknownMemberError
 from dledger.log_output import speaking_group, speaks_for
-from dledger.members import BaseLog, Configuration, why_apart
 from dledger.rpc import loops, options, tls
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.codec import PROTOCOL_VERSION, EnvelopeHeader, Handshake, HandshakeAnswer
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, Purpose
 from dledger.rpc.tls import TlsStream
 from dledger.rpc.tls_keeper import TlsKeeper
-from dledger.types import NO_INDEX, NodeId
+from dledger.types import NO_INDEX, BaseLog, Configuration, NodeId, why_apart
 
 _TOLD_MAX: Final = 2
 """Members that are behind say something else than others: neither may undo the other's word each time."""

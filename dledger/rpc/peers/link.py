@@ -33,7 +33,7 @@ from dledger.core.messages import Envelope, HeartbeatRequest, HeartbeatResponse,
 from dledger.errors import DLedgerError, InvalidRequestError, InvariantError, NodeBusyError
 from dledger.rpc import options
 from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
-from dledger.rpc.peers import codec, pushes
+from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import DialledConnection, Introduction, PeerDialler, Reasons
 from dledger.rpc.peers.port import PATIENCE_S, HeartbeatCoalescer, HeartbeatLink, Process, Settle
@@ -102,7 +102,7 @@ class PushQueue:
     def take_answer(self, kind: FrameKind, payload: bytes | memoryview) -> Message | None:
         if kind is not FrameKind.PUSH_ANSWER:
             raise InvalidRequestError(f"expected an answer to a push, got {kind.name}")
-        return pushes.decode_answer(payload)
+        return frames.decode_answer(payload)
 
     def clear(self) -> None:
         self.dropped += len(self._queue)

@@ -27,7 +27,7 @@ from dledger.errors import DLedgerError, IdentityError, InvalidRequestError, Tls
 from dledger.log_output import speaks_for
 from dledger.rpc import loops, options
 from dledger.rpc.loops import LoopBridge, Report, log_failure, supervise
-from dledger.rpc.peers import codec, pushes
+from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.codec import GroupHeartbeat
 from dledger.rpc.peers.exchanges import PeerLogService, PeerSnapshotService
 from dledger.rpc.peers.frames import HANDSHAKE_BYTES_MAX, FrameKind, PeerConnection, Purpose
@@ -338,7 +338,7 @@ class PeerServer:
             kind, payload = frame
             if kind is not FrameKind.PUSH:
                 raise InvalidRequestError(f"expected a push, got {kind.name}")
-            push = pushes.decode_push(payload)
+            push = frames.decode_push(payload)
             self._receiver.receive(self._identity.envelope_from(caller.node_id, push, number))
 
     def _serve_log(self, connection: PeerConnection) -> None:

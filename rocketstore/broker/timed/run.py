@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from dledger.clock import Backoff, Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError, DiskFullError, InvalidRequestError, ShutdownError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.timed.listing import AskedRecall, RecallLookup, handle_for, no_message

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
+from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.runtime.threads import Supervisor
 from rocketstore.broker.live_config import LiveConfig

@@ -24,8 +24,8 @@ from itertools import count, islice
 from typing import Final, NamedTuple
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import CorruptLogError, InvalidRequestError, ShutdownError
+from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.runtime.threads import Supervisor
 from dledger.values import host_of

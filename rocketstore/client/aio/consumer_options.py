@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypedDict
 
 from dledger.errors import ConfigError, InvalidRequestError
-from dledger.limits import AboveZero, Bytes, Positive, Range, out_of_range
 from dledger.records import record
-from dledger.values import MIB
+from dledger.values import MIB, AboveZero, Bytes, Positive, Range, out_of_range
 from rocketstore.client.aio.offsets import Start
 from rocketstore.message.properties import tags_code
 from rocketstore.message.sql import SqlCondition

@@ -17,10 +17,10 @@ from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from dledger.client.loop_runner import mind_forks
 from dledger.errors import InvalidRequestError
 from dledger.records import record
 from dledger.remoting.frame import Frame
+from dledger.rpc.loops import mind_forks
 from rocketstore.client.aio.errors import (
     OTHER_PROCESS,
     ClientClosedError,

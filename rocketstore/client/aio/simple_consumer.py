@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Self, TypedDict, Unpack
 
 from dledger.access.rules import RETRY_PREFIX
 from dledger.errors import ConfigError
-from dledger.limits import AboveZero, Positive, Range, out_of_range
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
+from dledger.values import AboveZero, Positive, Range, out_of_range
 from rocketstore.client.aio.cluster import Cluster, Heartbeats, at_once
 from rocketstore.client.aio.consumer_options import Expression, Topics, wanted_of
 from rocketstore.client.aio.errors import (

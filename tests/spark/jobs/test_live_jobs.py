@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from dledger.errors import ConfigError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger_spark.errors import JobError
 from dledger_spark.jobs import export, stats
 from dledger_spark.jobs.export import ExportOptions, planned

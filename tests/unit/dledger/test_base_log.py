@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.members import BaseLog, why_apart
+from dledger.types import BaseLog, why_apart
 
 OURS = BaseLog(begin=200, end=500, file_bytes=100, digests=(2, 3, 4), kept_from=200)
 GONE = replace(OURS, kept_from=500)

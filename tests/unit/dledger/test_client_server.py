@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.conditions import Conditions
 from dledger.config import ServerConfig
 from dledger.errors import DLedgerError, IdentityError
 from dledger.host import GROUP_METADATA, ClientServer, ServedLog
+from dledger.monitoring import Conditions
 from dledger.remoting import log_codec
 from dledger.remoting.log_codec import JavaCode, LogCode, error_of
 from dledger.rpc import options

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.config import Member, ServerConfig, StoreConfig
+from dledger.monitoring import CONDITIONS_MAX, LIMIT_TOLD_MS, TEXT_MAX, Condition, ConditionKind, Conditions
 from dledger.rpc.clients import codec as client_codec
 from dledger.server import DLedgerServer
 from dledger.types import NodeId

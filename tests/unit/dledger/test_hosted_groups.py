@@ -15,12 +15,12 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import ConfigError, DirectoryLockedError, DiskFullError, NoStateMachineError
 from dledger.host import Host
 from dledger.hosted_groups import GroupsServer, HostedGroups, check_together
 from dledger.log_output import speaking_group
+from dledger.monitoring import ConditionKind
 from dledger.pb import client_pb2
 from dledger.runtime.threads import NodeFailedError
 from dledger.server import DLedgerServer

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dledger.layout import ENTRY, INDEX_UNIT, RecordLayout
+from dledger.records import ENTRY, INDEX_UNIT, RecordLayout
 
 PAIR = RecordLayout((("first", "i2"), ("host", "V4"), ("last", "u4")))
 

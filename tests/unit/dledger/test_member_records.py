@@ -17,11 +17,22 @@ from dledger.core.membership import Membership, encode_configuration
 from dledger.errors import CorruptLogError
 from dledger.group_members import MemberRecords, had_peers
 from dledger.maintenance import Retention
-from dledger.members import ClusterMember, Configuration
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.store.identity import MEMBERS_FILE, read_members
-from dledger.types import NO_INDEX, Boundary, HardState, LogIndex, Magic, NodeId, Position, Standing, Term
+from dledger.types import (
+    NO_INDEX,
+    Boundary,
+    ClusterMember,
+    Configuration,
+    HardState,
+    LogIndex,
+    Magic,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 from tests.crash.crash_fs import RecordingFs, crash_states
 from tests.support.solo import Solo
 from tests.support.sweeps import thinned

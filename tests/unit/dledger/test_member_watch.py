@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
 from dledger.group_members import GONE_MS, STUCK_MS, MemberWatch, removal_index
-from dledger.members import ClusterMember, Configuration, MemberRole
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus
-from dledger.types import NO_INDEX, LogIndex, NodeId
+from dledger.types import NO_INDEX, ClusterMember, Configuration, LogIndex, MemberRole, NodeId
 from tests.support.fake_node import FakeNode
 from tests.support.waiting import ManualClock
 

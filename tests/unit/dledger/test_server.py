@@ -15,10 +15,9 @@ from dledger.core.messages import Outbox, RoleChange
 from dledger.core.quorum_ack import _PendingRead
 from dledger.errors import DiskError, IdentityError, ShutdownError
 from dledger.maintenance import protected_index
-from dledger.members import ChangeKind, MemberChange
 from dledger.runtime.threads import EXIT_FATAL, Task
 from dledger.server import DLedgerServer
-from dledger.types import AppendedBatch, HardState, LogIndex, NodeId, Role, Term
+from dledger.types import AppendedBatch, ChangeKind, HardState, LogIndex, MemberChange, NodeId, Role, Term
 from dledger_cli.local.group import free_ports
 from tests.support.cluster import N1, N2, Outcome
 from tests.support.solo import Solo

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger.errors import CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.format import CHAIN_CRC_OFFSET
 from dledger.types import LogIndex
 from dledger_cli.commands.inspect import restore_vote

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError, FencedError, UnavailableError
+from dledger.monitoring import ConditionKind
 from dledger.rpc.peers import exchanges as peer_log
 from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.rpc.peers.identity import PeerIdentity

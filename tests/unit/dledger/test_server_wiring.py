@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.core.member_state import Leader
 from dledger.core.messages import VoteRequest
 from dledger.core.ports import PreparedAppend
 from dledger.errors import CorruptLogError, DLedgerError
-from dledger.instruments import SILENT, AppendDone, Instruments
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.monitoring import SILENT, AppendDone, ConditionKind, Instruments
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.server import DLedgerServer
 from dledger.types import NO_ENTRY, AppendedBatch, HardState, LogIndex, Magic, NodeId, Standing, Term
 from dledger_cli.local.group import free_ports

@@ -25,9 +25,8 @@ from dledger.config import (
 )
 from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
-from dledger.limits import limits_of
 from dledger.types import NodeId
-from dledger.values import is_loopback
+from dledger.values import is_loopback, limits_of
 from rocketstore.nameserver.settings import load_name_server_settings
 from rocketstore.settings import load_broker_settings
 

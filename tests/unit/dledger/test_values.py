@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from dledger.command_line.flag_values import Number, Seconds, Size
-from dledger.limits import FieldLimits, Range, Unit, out_of_range
 from dledger.values import (
+    FieldLimits,
+    Range,
+    Unit,
+    out_of_range,
     parse_address,
     parse_addresses,
     parse_boolean,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import (
     CorruptLogError,
     DiskFullError,
@@ -22,6 +21,7 @@ from dledger.errors import (
     UnavailableError,
     WrongBytesError,
 )
+from dledger.monitoring import Conditions
 from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.store.repair import ReadSegment, Repaired, ScrubStep
 from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term

@@ -13,7 +13,6 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from dledger.conditions import Condition
 from dledger.config import FlushMode, ServerConfig
 from dledger.core.noop_payload import Registration, encode_registration
 from dledger.errors import (
@@ -25,6 +24,7 @@ from dledger.errors import (
     TransferFailedError,
     UnavailableError,
 )
+from dledger.monitoring import Condition
 from dledger.rpc.ports import MemberStatus, NodeStatus
 from dledger.types import Entry, LogIndex, Magic, NodeId, Position, Role, Term
 from dledger_cli import cli, targets, terminal

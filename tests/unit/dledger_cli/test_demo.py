@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from dledger.command_line import extras
+from dledger.command_line import flag_values
 from dledger.errors import DiskFullError, DLedgerError, QuorumAckTimeoutError, UnavailableError
 from dledger.types import Entry, LogIndex, Magic, Position, Term
 from dledger_cli.cli import main
@@ -211,7 +211,7 @@ def test_a_missing_extra_is_told_before_anything_is_started(
 def test_without_the_extra_the_demo_itself_says_how_to_get_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on without it. Brackets are printed as they are."""
     monkeypatch.setitem(sys.modules, "starlette", None)
-    monkeypatch.setattr(extras, "install_command", lambda extra: f"pip install '.[{extra}]'")
+    monkeypatch.setattr(flag_values, "install_command", lambda extra: f"pip install '.[{extra}]'")
     out = Console(file=io.StringIO(), highlight=False, soft_wrap=True, markup=False)
 
     with demo._page(out, None) as page:  # type: ignore[arg-type]  # no group is looked at

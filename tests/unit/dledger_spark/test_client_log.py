@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dledger.errors import IndexBeforeBeginError
-from dledger.layout import ENTRY
+from dledger.records import ENTRY
 from dledger.store.format import encode_record
 from dledger.types import LogIndex
 from dledger_spark.directory import TimeBounds

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import InvariantError
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL, Magic
 from dledger_spark.decode import DecodeContext, WalkEnd, batches, columns, decode, decode_stretch, named_columns, walk
 from dledger_spark.errors import BrokenRecordError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.store.durable_state import read_checkpoint
 from dledger_spark.decode import DecodeContext, named_columns
 from dledger_spark.directory import SplitSizes, open_directory, plan_splits, read_split

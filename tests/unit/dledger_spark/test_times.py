@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.layout import ENTRY
+from dledger.records import ENTRY
 from dledger.store.file_store import FileStore
 from dledger.types import Magic, NodeId, Term
 from dledger_spark.decode import DecodeContext

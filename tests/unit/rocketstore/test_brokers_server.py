@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError, DirectoryLockedError
 from dledger.log_output import speaking_group
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig

@@ -11,7 +11,7 @@ from dledger import settings as node_settings
 from dledger.config import AccessConfig, ConnectionLimits, FlushMode, SecurityConfig
 from dledger.errors import ConfigError
 from dledger.java_names import UNUSED, family_of
-from dledger.limits import limits_of
+from dledger.values import limits_of
 from rocketstore import settings
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.config import MIB, MessageStoreConfig

@@ -9,11 +9,10 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[3]
 PACKAGES: Final = ("dledger", "rocketstore", "dledger_spark", "benchmarks", "dledger_cli", "cluster")
 HOMES: Final = {
-    "dledger/layout.py": "makes structs and tables of layouts; the log's own are here",
+    "dledger/records.py": "makes structs and tables of layouts; the log's own are here",
     "dledger/core/membership.py": "bodies of NOOPs that tell of members",
     "dledger/core/noop_payload.py": "the head of what NOOPs tell, and bodies that tell the time or of producers",
-    "dledger/rpc/peers/pushes.py": "which entry a configuration between members has; nothing stored",
-    "dledger/rpc/peers/frames.py": "frames between members; nothing stored",
+    "dledger/rpc/peers/frames.py": "frames between members, pushes among them; nothing stored",
     "dledger/statemachine/commands.py": "results of commands, a part of snapshots",
     "dledger/store/durable_state.py": "hard state and checkpoint, and the slots around them",
     "dledger_spark/decode/layout.py": "Arrow's views; nothing stored",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from cluster.drill.drills import DrillContext, DrillOptions
 from cluster.drill.history import HistoryRecorder, Round
 from cluster.drill.target import Watch
-from dledger.conditions import Condition, ConditionKind
+from dledger.monitoring import Condition, ConditionKind
 from dledger.types import NodeId
 from rocketstore.remoting.runtime import RuntimeInfo
 

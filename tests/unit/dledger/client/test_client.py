@@ -31,9 +31,8 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
 )
-from dledger.members import ANY_CONFIGURATION
 from dledger.rpc.peers.transport import PeerTransport
-from dledger.types import NodeId, Role
+from dledger.types import ANY_CONFIGURATION, NodeId, Role
 from dledger_cli.local.group import free_ports
 from tests.support.fake_group import FakeGroup, fake_group
 from tests.support.receiver import RecordingReceiver

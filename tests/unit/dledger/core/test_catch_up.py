@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.messages import HeartbeatResponse
-from dledger.members import MemberProgress
-from dledger.types import LogIndex, Standing
+from dledger.types import LogIndex, MemberProgress, Standing
 from tests.support.cluster import N1, N2, N3
 from tests.support.members import configuration, put
 from tests.support.solo import Solo

@@ -10,8 +10,7 @@ import pytest
 from dledger.core.membership import encode_configuration
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import TermChangedError, WouldLoseQuorumError
-from dledger.members import ChangeKind, Configuration, MemberChange
-from dledger.types import NO_INDEX, LogIndex, Magic, NodeId, Role
+from dledger.types import NO_INDEX, ChangeKind, Configuration, LogIndex, Magic, MemberChange, NodeId, Role
 from tests.support.cluster import N0, N1, N2, N3, N4, Outcome
 from tests.support.members import configuration
 from tests.support.solo import Solo

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.membership import Membership
-from dledger.members import ClusterMember, Configuration, MemberRole
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import ClusterMember, Configuration, LogIndex, MemberRole, NodeId, Term
 from tests.support import members
 
 

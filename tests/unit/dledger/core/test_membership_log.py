@@ -14,8 +14,7 @@ from dledger.core.membership import encode_configuration, recover_membership
 from dledger.core.messages import LoadRun, PushAppend, PushCommit, PushCompare, PushInstall, PushKind, PushTruncate
 from dledger.core.noop_payload import UnreadablePayloadError
 from dledger.errors import DiskFullError, ResponseCode
-from dledger.members import Configuration
-from dledger.types import NO_INDEX, NO_TERM, EntryId, LogIndex, Magic, NodeId, Position, Standing, Term
+from dledger.types import NO_INDEX, NO_TERM, Configuration, EntryId, LogIndex, Magic, NodeId, Position, Standing, Term
 from dledger.values import MIB
 from tests.support.cluster import N0, N1, N2, N3, N4, made_log
 from tests.support.disk_log import DiskLog

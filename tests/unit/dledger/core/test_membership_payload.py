@@ -13,8 +13,7 @@ from dledger.core.membership import (
 from dledger.core.noop_payload import Registration, UnreadablePayloadError, decode_payload, encode_registration
 from dledger.core.noops import describe_payload
 from dledger.errors import InvalidRequestError
-from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
-from dledger.types import LogIndex, Magic, NodeId, Term
+from dledger.types import MEMBERS_MAX, ClusterMember, Configuration, LogIndex, Magic, MemberRole, NodeId, Term
 from tests.support.cluster import made_log
 from tests.support.producers import newer_payload
 

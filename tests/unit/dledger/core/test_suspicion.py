@@ -9,8 +9,7 @@ import pytest
 from dledger.core.failure_detection import ANSWER_MS_MAX, RANK_MS, REPEAT_MS_MAX, REPEAT_MS_MIN, REPEATS_MAX
 from dledger.core.member_state import Candidate, Follower
 from dledger.core.messages import PushCommit, VoteRequest, VoteResult, Wake
-from dledger.members import Configuration, MemberRole
-from dledger.types import EntryId, HardState, LogIndex, NodeId, Role, Standing, Term
+from dledger.types import Configuration, EntryId, HardState, LogIndex, MemberRole, NodeId, Role, Standing, Term
 from tests.support.cluster import N1, N2, FixedTimeouts
 from tests.support.solo import Solo
 

@@ -15,7 +15,6 @@ import pytest
 from dledger.clock import Clock
 from dledger.config import ElectionConfig, FlushMode, ServerConfig, StoreConfig, parse_members
 from dledger.core.dispatcher import EntryDispatcher
-from dledger.core.member_state import MemberRun
 from dledger.core.messages import (
     HeartbeatRequest,
     LoadRun,
@@ -28,6 +27,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.node import Node
+from dledger.core.standing import MemberRun
 from dledger.errors import CorruptLogError, DiskError, DLedgerError, NodeBusyError, ShutdownError
 from dledger.runtime.driver import Effects, NodeDriver
 from dledger.runtime.threads import NodeFailedError, Supervisor, TaskThread

@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 
 from dledger.core.membership import Membership
-from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.runtime.events import NodeLines, difference_text, members_text, peers_setting
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import ClusterMember, Configuration, LogIndex, MemberRole, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 ALONE = Configuration((ClusterMember(N0, "h", 1),))

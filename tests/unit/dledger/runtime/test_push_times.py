@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import PushAppend, PushKind, PushResponse
 from dledger.errors import ResponseCode
-from dledger.instruments import Instruments
+from dledger.monitoring import Instruments
 from dledger.runtime.events import REMEMBERED_MAX, PushTimes
 from dledger.types import NO_ENTRY, EntryId, EntryRun, LogIndex, NodeId, Position, Term
 

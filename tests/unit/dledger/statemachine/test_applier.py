@@ -12,7 +12,6 @@ from typing import cast
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import encode_configuration
 from dledger.core.noop_payload import Registration, encode_registration, encode_time
@@ -24,7 +23,7 @@ from dledger.errors import (
     StateMachineError,
     TermChangedError,
 )
-from dledger.members import ClusterMember, Configuration
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.runtime.threads import Supervisor
 from dledger.statemachine.applier import RESULT_BYTES_MAX, Applier, SnapshotJob
 from dledger.statemachine.commands import CommandBatch
@@ -33,7 +32,20 @@ from dledger.statemachine.snapshots import PRODUCERS_FILE, STATE_FILE, SnapshotB
 from dledger.store.file_store import FileStore
 from dledger.store.format import columns_of
 from dledger.store.fs import FileSystem
-from dledger.types import NO_INDEX, AppendedBatch, Entry, EntryColumns, EntryId, LogIndex, Magic, NodeId, Position, Term
+from dledger.types import (
+    NO_INDEX,
+    AppendedBatch,
+    ClusterMember,
+    Configuration,
+    Entry,
+    EntryColumns,
+    EntryId,
+    LogIndex,
+    Magic,
+    NodeId,
+    Position,
+    Term,
+)
 from tests.support.cluster import N0
 from tests.support.counting import History
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, SnapshotConfig
 from dledger.core.noop_payload import Registration, encode_registration
 from dledger.errors import DiskError, DLedgerError, ShutdownError
+from dledger.monitoring import Conditions
 from dledger.runtime.threads import Supervisor
 from dledger.statemachine import applier
 from dledger.statemachine.applier import SnapshotCreation, SnapshotJob

@@ -13,9 +13,9 @@ import pytest
 from crc32c import crc32c
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.core.messages import SnapshotFetch
 from dledger.errors import UnavailableError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.peers.codec import SnapshotRequest
 from dledger.rpc.peers.exchanges import PeerSnapshotClient
 from dledger.runtime.threads import Supervisor

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError, UnavailableError
+from dledger.monitoring import ConditionKind
 from dledger.rpc.peers.exchanges import PIECE_BYTES, SnapshotTransfer
 from dledger.server import DLedgerServer
 from dledger.statemachine.fetching import SnapshotFetcher

@@ -16,7 +16,6 @@ import pytest
 
 from dledger.client import DLedgerClient
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, SnapshotConfig, StoreConfig
 from dledger.errors import (
     DamagedSnapshotError,
@@ -33,6 +32,7 @@ from dledger.errors import (
     SnapshotFormatError,
     StateMachineError,
 )
+from dledger.monitoring import ConditionKind
 from dledger.remoting.log_codec import LogCode, error_of
 from dledger.rpc.clients import group_codec
 from dledger.server import DLedgerServer

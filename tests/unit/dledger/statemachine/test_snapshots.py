@@ -9,7 +9,6 @@ import pytest
 from crc32c import crc32c
 
 from dledger.errors import DamagedSnapshotError, SnapshotBusyError, SnapshotFormatError
-from dledger.members import ClusterMember, Configuration
 from dledger.statemachine import snapshots
 from dledger.statemachine.snapshots import (
     META_FILE,
@@ -22,7 +21,7 @@ from dledger.statemachine.snapshots import (
     encode_meta,
 )
 from dledger.store.fs import FileSystem
-from dledger.types import NO_INDEX, Boundary, LogIndex, NodeId, Position, Term
+from dledger.types import NO_INDEX, Boundary, ClusterMember, Configuration, LogIndex, NodeId, Position, Term
 from tests.crash.crash_fs import NO_SPACE, FailingFs, RecordingFs, crash_states
 from tests.unit.dledger.store.support import UnsyncedFs
 

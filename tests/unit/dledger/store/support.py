@@ -14,7 +14,7 @@ import pytest
 from dledger.clock import Clock
 from dledger.config import StoreConfig
 from dledger.core.ports import Log
-from dledger.instruments import SILENT, Instruments
+from dledger.monitoring import SILENT, Instruments
 from dledger.store.file_store import FileStore
 from dledger.store.fs import FileSystem
 from dledger.types import EntryRun, LogIndex, Term

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, IndexOutOfRangeError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.file_store import FileStore
 from dledger.store.format import columns_of
 from dledger.types import EntryColumns, LogIndex, Magic, Term

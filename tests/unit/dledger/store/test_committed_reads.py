@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import CorruptLogError, IndexOutOfRangeError
-from dledger.instruments import Instruments
-from dledger.layout import INDEX_UNIT_BYTES
+from dledger.monitoring import Instruments
+from dledger.records import INDEX_UNIT_BYTES
 from dledger.store import reader
 from dledger.store.file_store import FileStore
 from dledger.types import Boundary, LogIndex, Position, Term

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dledger.core.ports import Log
 from dledger.errors import CorruptLogError
-from dledger.layout import INDEX_UNIT_BYTES
+from dledger.records import INDEX_UNIT_BYTES
 from dledger.store.file_store import FileStore
 from dledger.store.format import CHAIN_CRC_OFFSET, CHANNEL_OFFSET, HEADER, HEADERS, EntryHeader, header_chain_crc
 from dledger.store.headers import chain_crcs

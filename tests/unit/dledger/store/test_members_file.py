@@ -11,11 +11,23 @@ from typing import Any
 import pytest
 
 from dledger.errors import DiskError, DiskFullError
-from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store.fs import FileSystem
 from dledger.store.identity import IDENTITY_FILE, MEMBERS_FILE, MembersFile, SavedMembers, create_members, read_members
 from dledger.store.quarantine import set_aside_damaged
-from dledger.types import NO_INDEX, Boundary, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    NO_INDEX,
+    Boundary,
+    ClusterMember,
+    Configuration,
+    EntryId,
+    HardState,
+    LogIndex,
+    MemberRole,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 from tests.crash.crash_fs import IO_ERROR, NO_SPACE, FailingFs, RecordingFs, crash_states
 from tests.unit.dledger.store.support import fill, open_store, small_config
 

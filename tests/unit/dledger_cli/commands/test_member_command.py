@@ -19,9 +19,8 @@ from dledger.errors import (
     UnavailableError,
     WouldLoseQuorumError,
 )
-from dledger.members import ChangeKind, Configuration, MemberChange, MemberRole
 from dledger.rpc.ports import PeerStatus
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import ChangeKind, Configuration, LogIndex, MemberChange, MemberRole, NodeId, Term
 from dledger.values import MIB
 from dledger_cli.cli import main
 from dledger_cli.commands import member as command

@@ -9,10 +9,9 @@ from click.testing import CliRunner, Result
 
 from dledger.clock import Clock
 from dledger.config import StoreConfig
-from dledger.members import ClusterMember, Configuration, MemberRole
 from dledger.store.file_store import FileStore
 from dledger.store.identity import read_identity
-from dledger.types import EntryId, HardState, LogIndex, NodeId, Standing, Term
+from dledger.types import ClusterMember, Configuration, EntryId, HardState, LogIndex, MemberRole, NodeId, Standing, Term
 from dledger_cli.cli import main
 
 PEERS = "n0-h:1;n1-h:2;n2-h:3"

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dledger.members import ChangeKind
-from dledger.types import NodeId
+from dledger.types import ChangeKind, NodeId
 from dledger_cli.console.control import Action, ActionRefusedError, GroupControl, LocalControl
 from dledger_cli.local.group import LocalGroupError
 from dledger_cli.targets import GroupTarget

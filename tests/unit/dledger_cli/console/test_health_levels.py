@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.conditions import Condition
+from dledger.monitoring import Condition
 from dledger_cli.console.fleet import Level, MemberView, overall, verdict_of
 from rocketstore.remoting.runtime import RuntimeInfo
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dledger.conditions import Condition, ConditionKind
 from dledger.errors import RequestTimeoutError, UnavailableError
+from dledger.monitoring import Condition, ConditionKind
 from dledger_cli.console import history as module
 from dledger_cli.console.history import History
 from dledger_cli.console.probe import BrokerSummary, MembershipSummary, NodeState

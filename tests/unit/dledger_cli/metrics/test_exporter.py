@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.blocking_remoting import BlockingRemotingClient
-from dledger.conditions import ConditionKind
 from dledger.config import Member, ServerConfig, StoreConfig
 from dledger.errors import DLedgerError
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from dledger.server import DLedgerServer

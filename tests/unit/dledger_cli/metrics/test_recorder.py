@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import RoleChange, RoleReason
 from dledger.errors import DLedgerError, NotLeaderError, WouldLoseQuorumError
-from dledger.members import ChangeKind
-from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
+from dledger.types import AppendedBatch, ChangeKind, LogIndex, NodeId, Role, Term
 from dledger_cli.metrics.recorder import MetricsRecorder
 
 N1 = NodeId("n1")

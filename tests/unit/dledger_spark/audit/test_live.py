@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from dledger.client import DLedgerClient
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.monitoring import ConditionKind
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.types import LogIndex
 from dledger_spark.audit.difference import DifferenceKind, Finding, examine
 from dledger_spark.audit.live import Group, RunningNodes, live_digest, look, said

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.command_line.chart import Bars, ColumnChart, Series
-from dledger.command_line.units import CountUnit
+from dledger.command_line.report_page import Bars, ColumnChart, CountUnit, Series
 from dledger_spark.jobs.report import Fact, JobReport, ReportColumn, Table
 
 HOURS = tuple(f"{hour:02d}:00" for hour in range(24))

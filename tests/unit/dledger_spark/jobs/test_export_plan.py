@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger_spark.errors import JobError
 from dledger_spark.jobs.batches import open_batches
 from dledger_spark.jobs.export import (

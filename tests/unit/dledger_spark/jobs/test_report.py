@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from dledger.command_line.chart import CHART_WIDTH, Bars, Chart, ColumnChart, Series, svg, text_px
-from dledger.command_line.units import CountUnit, Value, shown
+from dledger.command_line.report_page import (
+    CHART_WIDTH,
+    Bars,
+    Chart,
+    ColumnChart,
+    CountUnit,
+    Series,
+    Value,
+    shown,
+    svg,
+    text_px,
+)
 from dledger_spark.jobs.report import (
     Fact,
     JobReport,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger_spark.errors import BrokenRecordError, PipelineError
 from dledger_spark.rebuild.rows import QueueWriter
 from rocketstore.config import MessageStoreConfig

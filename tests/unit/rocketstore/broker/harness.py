@@ -9,8 +9,8 @@ from typing import Self, cast
 from dledger.access.guard import AccessGuard
 from dledger.access.rules import AccessRules
 from dledger.clock import Clock
-from dledger.conditions import Conditions
 from dledger.errors import InvalidRequestError
+from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge, LoopThread
 from rocketstore.broker.broker import Broker, ClientQuotas, LoopTools, Storage
 from rocketstore.broker.groups import Groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.conditions import ConditionKind, Conditions
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.server import ClockWatch
 from tests.support.waiting import ManualClock
 

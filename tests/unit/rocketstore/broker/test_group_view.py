@@ -6,9 +6,8 @@ import pytest
 
 from dledger.config import ServerConfig
 from dledger.errors import LeaderHint
-from dledger.members import MemberRole
 from dledger.rpc.ports import MemberStatus
-from dledger.types import NodeId
+from dledger.types import MemberRole, NodeId
 from rocketstore.broker.mastership import GroupView, Mastership, broker_id, group_view
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker_config import BrokerConfig

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger.client import DLedgerClient
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.store.format import decode_entry
 from dledger.types import Entry, LogPlace, Magic
 from dledger_cli.commands.consumer import consumer

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.store.fs import FileSystem
 from dledger.types import NodeId

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dledger.conditions import ConditionKind
 from dledger.errors import ConfigError
+from dledger.monitoring import ConditionKind
 from dledger_cli.cli import main
 from dledger_cli.local.group import free_ports
 from rocketstore.broker_config import BrokerConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger_cli.cli import main
 from rocketstore.broker_remoting import registration

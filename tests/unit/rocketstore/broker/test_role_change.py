@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dledger.conditions import ConditionKind, Conditions
 from dledger.core.messages import RoleChange
 from dledger.errors import CorruptLogError, DLedgerError, LeaderHint, TransferFailedError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.rpc.ports import CommitEvent, MemberStatus, NodeEvent, NodeStatus
 from dledger.types import LogIndex, NodeId, Role, Term
 from rocketstore.broker import role_change

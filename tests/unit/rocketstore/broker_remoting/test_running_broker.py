@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
 from rocketstore.broker.statistics import Sample, Statistics, Total

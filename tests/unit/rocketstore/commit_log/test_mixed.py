@@ -15,10 +15,10 @@ import pytest
 from dledger.clock import Clock
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError
-from dledger.members import why_apart
 from dledger.server import DLedgerServer
 from dledger.store.fs import FileSystem
 from dledger.store.identity import layout_of
+from dledger.types import why_apart
 from rocketstore.commit_log import base_log
 from rocketstore.commit_log.base_log import OLD_LOG_FILE
 from rocketstore.commit_log.mixed import MixedCommitLog

@@ -12,7 +12,7 @@ import pytest
 from dledger import errors
 from dledger.config import ServerConfig
 from dledger.errors import ConfigError, CorruptLogError, DLedgerError, LeaderHint
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.server import OPAQUE, DLedgerServer
 from dledger.types import NOOP_CHANNEL, LogIndex, Magic, NodeId, Term
 from rocketstore.commit_log.port import CommitLog

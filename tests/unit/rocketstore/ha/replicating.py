@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dledger.clock import Clock
-from dledger.conditions import Conditions
+from dledger.monitoring import Conditions
 from dledger.rpc.listening import listen
 from dledger.rpc.loops import LoopThread
 from dledger.store.fs import FileSystem

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind
+from dledger.monitoring import ConditionKind
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.master import BUFFER_BYTES_MAX, CHUNK_BYTES
 from rocketstore.ha.waits import ReplicaWaits

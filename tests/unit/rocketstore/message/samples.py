@@ -8,7 +8,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from rocketstore.message.message import HostAddress, Message
 from rocketstore.message.record import HEAD_V4, HEAD_V4_BYTES, MESSAGE_MAGIC, encode_record, tail_of
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.errors import CorruptLogError
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from dledger.rpc.loops import LoopBridge
 from dledger.types import NOOP_CHANNEL
 from rocketstore.broker.pull import WaitingPulls

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dledger.layout import ENTRY, ENTRY_HEADER_BYTES
+from dledger.records import ENTRY, ENTRY_HEADER_BYTES
 from dledger.types import NOOP_CHANNEL
 from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.properties import encode_properties, java_hash

@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from dledger.layout import ENTRY_HEADER_BYTES
+from dledger.records import ENTRY_HEADER_BYTES
 from rocketstore.message.record import BLANK_HEAD, OVERHEAD
 from rocketstore.message.scan import Framing, WalkEnd, walk
 from tests.support.log_bytes import Stretch

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import CorruptLogError
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import NumberingEncoder, PutDone
 from rocketstore.config import MessageStoreConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.conditions import CONDITIONS_MAX, Condition
+from dledger.monitoring import CONDITIONS_MAX, Condition
 from dledger.remoting.codes import RequestError
 from dledger.remoting.fastjson import dumps
 from rocketstore.remoting.runtime import LOG_END, MEMBERS_MAX, TEXT_MAX, RuntimeInfo, own_table

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import InvalidRequestError
+from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.message.message import Message
 from rocketstore.state.broker_state import BrokerState, StateSettings
 from rocketstore.state.changes import TopicConfig

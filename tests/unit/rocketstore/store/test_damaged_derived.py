@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from dledger.clock import Clock
-from dledger.conditions import ConditionKind, Conditions
 from dledger.errors import DLedgerError
+from dledger.monitoring import ConditionKind, Conditions
 from dledger.server import DLedgerServer
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.commit_log.port import CommitLog

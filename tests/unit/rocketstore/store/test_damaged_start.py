@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
+from dledger.monitoring import ConditionKind
 from dledger.store import reader
 from tests.support.damage import turn
 from tests.support.waiting import wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.errors import DLedgerError
+from dledger.monitoring import ConditionKind
 from dledger.store.fs import DiskUsage
 from rocketstore.config import MessageStoreConfig
 from rocketstore.message.message import Message

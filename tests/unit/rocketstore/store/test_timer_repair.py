@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.conditions import ConditionKind
 from dledger.errors import CorruptLogError
+from dledger.monitoring import ConditionKind
 from rocketstore.config import MIB, MessageStoreConfig
 from rocketstore.message.message import Message
 from rocketstore.message.timed import make_timed, recall_message

@@ -21,8 +21,18 @@ from dledger.core.messages import (
     Wake,
 )
 from dledger.errors import CorruptLogError, ResponseCode
-from dledger.members import ClusterMember, Configuration
-from dledger.types import GENESIS, EntryId, HardState, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    GENESIS,
+    ClusterMember,
+    Configuration,
+    EntryId,
+    HardState,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 from tests.support.cluster import N1, N2
 from tests.support.solo import Solo, Source
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
+from dledger.monitoring import Conditions
 from dledger.remoting.frame import Frame, cut, encode
 from dledger.remoting.log_codec import LogCode
 from dledger.remoting.log_service import LogHandlers, log_server

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dledger.errors import LeaderHint, NotLeaderError
-from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.remoting import log_codec
 from dledger.remoting.frame import Frame, decode, encode
 from dledger.remoting.log_codec import LogCode, error_answer, error_of, success_bytes
 from dledger.rpc.clients import group_codec
 from dledger.rpc.clients.codec import Append, Read
-from dledger.types import AppendedBatch, LogIndex, NodeId, Term
+from dledger.types import (
+    AppendedBatch,
+    ChangeKind,
+    ClusterMember,
+    Configuration,
+    LogIndex,
+    MemberChange,
+    MemberRole,
+    NodeId,
+    Term,
+)
 
 REQUEST_HEADER = b'{"code":%d,"flag":0,"language":"PYTHON","opaque":7,"serializeTypeCurrentRPC":"JSON","version":409}'
 ANSWER_HEADER = (

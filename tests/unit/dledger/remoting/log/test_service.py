@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.conditions import Conditions
 from dledger.config import ReplicationConfig, ServerConfig
 from dledger.errors import (
     AppendsNotServedError,
@@ -35,7 +34,7 @@ from dledger.errors import (
     TransferFailedError,
     UnavailableError,
 )
-from dledger.members import ChangeKind, MemberChange
+from dledger.monitoring import Conditions
 from dledger.remoting.codes import ANNOUNCED, AnswerCode
 from dledger.remoting.frame import FLAG_ONEWAY, Frame, encode
 from dledger.remoting.log_codec import JavaCode, LogCode
@@ -47,7 +46,7 @@ from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.log_requests import LogRequests
 from dledger.rpc.loops import LoopBridge
 from dledger.rpc.ports import RoleEvent
-from dledger.types import NO_INDEX, LogIndex, NodeId, Position, ProducerBatch, Role, Term
+from dledger.types import NO_INDEX, ChangeKind, LogIndex, MemberChange, NodeId, Position, ProducerBatch, Role, Term
 from dledger.values import MIB
 from tests.support import grpc_log
 from tests.support.fake_node import FakeNode

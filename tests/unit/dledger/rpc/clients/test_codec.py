@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from dledger import errors
 from dledger.errors import DLedgerError, InvalidRequestError, LeaderHint, ResponseCode
-from dledger.members import MemberRole
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients import codec, group_codec
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.ports import MemberStatus, NodeStatus, PeerStatus, RoleEvent
-from dledger.types import AppendedBatch, Entry, LogIndex, Magic, NodeId, Position, Role, Term
+from dledger.types import AppendedBatch, Entry, LogIndex, Magic, MemberRole, NodeId, Position, Role, Term
 from tests.support import grpc_log
 
 numbers = st.integers(0, 2**62 - 1)

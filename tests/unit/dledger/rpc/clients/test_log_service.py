@@ -36,14 +36,13 @@ from dledger.errors import (
     TermChangedError,
 )
 from dledger.host import ClientServer
-from dledger.members import ChangeKind, MemberChange
 from dledger.pb import client_pb2 as pb
 from dledger.rpc import options
 from dledger.rpc.clients import codec, group_codec, log_service
 from dledger.rpc.clients.codec import ReadMode
 from dledger.rpc.clients.connections import SMALL_BYTES
 from dledger.rpc.clients.group_codec import Commands
-from dledger.types import AppendedBatch, LogIndex, NodeId, Role, Term
+from dledger.types import AppendedBatch, ChangeKind, LogIndex, MemberChange, NodeId, Role, Term
 from dledger.values import MIB
 from tests.support import grpc_log
 from tests.support.fake_node import FakeNode, client_server

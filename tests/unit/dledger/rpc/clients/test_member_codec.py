@@ -7,10 +7,20 @@ from dataclasses import replace
 import pytest
 
 from dledger.errors import InvalidRequestError, WouldLoseQuorumError
-from dledger.members import ChangeKind, ClusterMember, Configuration, MemberChange, MemberRole
 from dledger.pb import client_pb2 as pb
 from dledger.rpc.clients import group_codec
-from dledger.types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
+from dledger.types import (
+    NO_INDEX,
+    NO_TERM,
+    ChangeKind,
+    ClusterMember,
+    Configuration,
+    LogIndex,
+    MemberChange,
+    MemberRole,
+    NodeId,
+    Term,
+)
 
 N4 = NodeId("n4")
 CHANGES = [

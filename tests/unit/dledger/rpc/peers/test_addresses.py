@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
-from dledger.members import ClusterMember, Configuration
 from dledger.rpc.peers.identity import PeerAddresses, Reachable
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import ClusterMember, Configuration, LogIndex, NodeId, Term
 
 N0, N1, N2, N3 = (NodeId(f"n{number}") for number in range(4))
 

@@ -12,12 +12,11 @@ import pytest
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership, implicit_configuration
 from dledger.core.messages import Envelope, HeartbeatRequest, Message, PushCommit
-from dledger.members import ClusterMember, Configuration
 from dledger.rpc.peers.frames import FrameKind, Purpose
 from dledger.rpc.peers.identity import PeerAddresses, PeerIdentity
 from dledger.rpc.peers.server import CONNECTIONS_MAX, STRANGERS_MAX
 from dledger.rpc.peers.transport import PeerTransport
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import ClusterMember, Configuration, LogIndex, NodeId, Term
 from dledger_cli.local.group import free_ports
 from tests.support.peer_wire import PeerWire
 from tests.support.receiver import RecordingReceiver

@@ -29,13 +29,27 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import InvalidRequestError, InvariantError, ResponseCode
-from dledger.layout import RecordLayout
-from dledger.members import MEMBERS_MAX, ClusterMember, Configuration, MemberRole
 from dledger.pb import raft_pb2 as pb
+from dledger.records import RecordLayout
 from dledger.rpc.fields import NUMBER_LIMIT
-from dledger.rpc.peers import codec, pushes
-from dledger.rpc.peers.pushes import encode_configuration_entry
-from dledger.types import NO_ENTRY, Boundary, CheckedRun, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.rpc.peers import codec, frames
+from dledger.rpc.peers.frames import encode_configuration_entry
+from dledger.types import (
+    MEMBERS_MAX,
+    NO_ENTRY,
+    Boundary,
+    CheckedRun,
+    ClusterMember,
+    Configuration,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    MemberRole,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 Decode = Callable[[bytes], Message]
 
@@ -128,20 +142,20 @@ messages: list[tuple[Decode, st.SearchStrategy[Message]]] = [
     ),
     (codec.decode_take_leadership, st.builds(TakeLeadership, terms)),
     (
-        pushes.decode_push,
+        frames.decode_push,
         st.builds(PushCompare, terms, numbers, entry_ids, crcs, st.booleans(), st.none() | st.builds(configured)),
     ),
-    (pushes.decode_push, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
-    (pushes.decode_push, st.builds(PushAppend, terms, numbers, indexes, runs())),
-    (pushes.decode_push, st.builds(PushCommit, terms, numbers, indexes)),
+    (frames.decode_push, st.builds(PushTruncate, terms, numbers, entry_ids, crcs)),
+    (frames.decode_push, st.builds(PushAppend, terms, numbers, indexes, runs())),
+    (frames.decode_push, st.builds(PushCommit, terms, numbers, indexes)),
     (
-        pushes.decode_push,
+        frames.decode_push,
         st.builds(
             PushInstall, terms, numbers, entry_ids, crcs, numbers.map(Position), st.none() | st.builds(configured)
         ),
     ),
     (
-        pushes.decode_answer,
+        frames.decode_answer,
         st.builds(
             PushResponse,
             terms,
@@ -269,7 +283,7 @@ APPEND = PushAppend(
 
 def test_an_answer_to_a_push_is_read_as_it_was_written() -> None:
     """Each of its numbers is another one's neighbour, and of the same size."""
-    assert pushes.decode_answer(codec.encode(ANSWER)) == ANSWER
+    assert frames.decode_answer(codec.encode(ANSWER)) == ANSWER
 
 
 def changed(message: PushAppend | PushResponse, layout: RecordLayout, name: str, number: int) -> bytes:
@@ -295,7 +309,7 @@ def changed(message: PushAppend | PushResponse, layout: RecordLayout, name: str,
 def test_a_push_that_no_peer_sends_is_refused(name: str, number: int, reason: str) -> None:
     """Numbers out of range, with their names, and runs that are none."""
     with pytest.raises(InvalidRequestError, match=reason):
-        pushes.decode_push(changed(APPEND, pushes.LAYOUTS[PushKind.APPEND], name, number))
+        frames.decode_push(changed(APPEND, frames.LAYOUTS[PushKind.APPEND], name, number))
 
 
 @pytest.mark.parametrize(
@@ -311,12 +325,12 @@ def test_a_push_that_no_peer_sends_is_refused(name: str, number: int, reason: st
 def test_an_answer_that_no_peer_sends_is_refused(name: str, number: int, reason: str) -> None:
     """Whoever may count must be known."""
     with pytest.raises(InvalidRequestError, match=reason):
-        pushes.decode_answer(changed(ANSWER, pushes.ANSWER_LAYOUT, name, number))
+        frames.decode_answer(changed(ANSWER, frames.ANSWER_LAYOUT, name, number))
 
 
 @pytest.mark.parametrize(
     ("decode", "message"),
-    [(pushes.decode_push, PushCommit(Term(1), 2, LogIndex(3))), (pushes.decode_answer, ANSWER)],
+    [(frames.decode_push, PushCommit(Term(1), 2, LogIndex(3))), (frames.decode_answer, ANSWER)],
 )
 def test_pushes_and_answers_have_their_length(decode: Decode, message: Message) -> None:
     """One byte more or less is damage; only an append goes on, with log bytes."""
@@ -328,12 +342,12 @@ def test_pushes_and_answers_have_their_length(decode: Decode, message: Message) 
 def test_an_append_without_log_bytes_is_refused() -> None:
     """It stores nothing."""
     with pytest.raises(InvalidRequestError, match="carries no data"):
-        pushes.decode_push(codec.encode(APPEND)[:-3])
+        frames.decode_push(codec.encode(APPEND)[:-3])
 
 
 def test_unknown_response_code_reads_as_unknown() -> None:
     """A newer peer's code is no reason to hang up."""
-    message = pushes.decode_answer(changed(ANSWER, pushes.ANSWER_LAYOUT, "code", 999))
+    message = frames.decode_answer(changed(ANSWER, frames.ANSWER_LAYOUT, "code", 999))
 
     assert isinstance(message, PushResponse)
     assert message.code is ResponseCode.UNKNOWN
@@ -402,4 +416,4 @@ def test_a_configuration_that_no_peer_sends_is_refused(data: bytes, reason: str)
     with pytest.raises(InvalidRequestError, match=reason):
         codec.decode_handshake_answer(pb.HandshakeResponse(code=200, configuration=data).SerializeToString())
     with pytest.raises(InvalidRequestError, match=reason):
-        pushes.decode_push(codec.encode(PushInstall(Term(3), 1, NO_ENTRY, 5, Position(64))) + data)
+        frames.decode_push(codec.encode(PushInstall(Term(3), 1, NO_ENTRY, 5, Position(64))) + data)

@@ -24,10 +24,21 @@ from dledger.core.messages import (
     VoteResult,
 )
 from dledger.errors import ResponseCode
-from dledger.members import BaseLog, ClusterMember, Configuration
 from dledger.rpc.peers import codec, frames
 from dledger.rpc.peers.frames import FrameKind, Purpose
-from dledger.types import Boundary, EntryId, EntryRun, LogIndex, NodeId, Position, Standing, Term
+from dledger.types import (
+    BaseLog,
+    Boundary,
+    ClusterMember,
+    Configuration,
+    EntryId,
+    EntryRun,
+    LogIndex,
+    NodeId,
+    Position,
+    Standing,
+    Term,
+)
 
 AT: Final = EntryId(Term(2), LogIndex(7))
 RUN: Final = EntryRun(AT, 0xA1B2C3D4, LogIndex(8), LogIndex(9), Position(4096), b"run")

@@ -7,11 +7,10 @@ import pytest
 from dledger.config import Member, ServerConfig
 from dledger.core.membership import Membership
 from dledger.errors import ResponseCode
-from dledger.members import BaseLog, ClusterMember, Configuration
 from dledger.rpc.peers.codec import HandshakeAnswer
 from dledger.rpc.peers.frames import Purpose
 from dledger.rpc.peers.identity import BaseLogs, PeerAddresses, PeerIdentity
-from dledger.types import LogIndex, NodeId, Term
+from dledger.types import BaseLog, ClusterMember, Configuration, LogIndex, NodeId, Term
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 RECORD = BaseLog(begin=0, end=200, file_bytes=100, digests=(1, 2), kept_from=0)

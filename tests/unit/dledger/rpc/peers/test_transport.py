@@ -30,7 +30,7 @@ from dledger.core.messages import (
 from dledger.errors import ConfigError, InvariantError, ResponseCode
 from dledger.rpc import loops, options
 from dledger.rpc.loops import Report, log_failure
-from dledger.rpc.peers import codec, frames, pushes, server
+from dledger.rpc.peers import codec, frames, server
 from dledger.rpc.peers.frames import FrameBuffer, FrameKind, PeerConnection, Purpose
 from dledger.rpc.peers.link import HEARTBEATS_MAX, OTHERS_MAX, PeerLink
 from dledger.rpc.peers.port import PeerCaller
@@ -205,7 +205,7 @@ def test_a_newer_connection_replaces_the_older(peer: Peer) -> None:
 
     assert frame is not None
     assert frame[0] is FrameKind.PUSH_ANSWER
-    assert pushes.decode_answer(frame[1]) == push_answer(3)
+    assert frames.decode_answer(frame[1]) == push_answer(3)
 
 
 def test_the_newest_connection_is_in_use_whichever_thread_begins_first(

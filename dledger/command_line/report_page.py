@@ -1,21 +1,30 @@
-"""Charts of reports as SVG elements, so that a report is one file without network access or scripts.
+"""Frame, style, tables, charts and figures of all reports: one HTML file each, which needs no network or other file.
 
-Columns and bars are here, with the parts that a drill's chart over time shares with them: title, legend, text widths.
-Colours are those of the page (classes, see ``html_page.css``), so a chart follows the reader's light or dark theme.
-Nothing depends on colour alone: series also have a legend and patterns, every mark shows its value on hover, and the
-report's tables contain the same figures.
+Colours follow the reader's light or dark theme. Every picture can be saved as SVG or PNG; without the script for that,
+the page is complete. A report adds what only it has: styles, and a script. The page's policy allows nothing else to run
+or to be fetched, whatever a log contains.
+
+Charts are SVG elements. Columns and bars are here, with the parts that a drill's chart over time shares with them:
+title, legend, text widths. Their colours are those of the page (classes, see ``report_page.css``). Nothing depends on
+colour alone: series also have a legend and patterns, every mark shows its value on hover, and the report's tables
+contain the same figures. Figures are formatted for people; in JSON they stay plain numbers.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import re
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
 from html import escape
+from importlib import resources
+from pathlib import Path
 from typing import Final
-
-from dledger.command_line.units import CountUnit, shown
 
 CHART_WIDTH: Final = 1000
 """In a chart's own units; the page scales it."""
@@ -268,3 +277,192 @@ def drawing(number: int, height: float, names: tuple[str, str], body: str, data:
         f'<svg class="chart" viewBox="0 0 {CHART_WIDTH} {height}" role="img" aria-labelledby="{title} {text}"{data}>'
         f'<title id="{title}">{escape(names[0])}</title><desc id="{text}">{escape(names[1])}</desc>{body}</svg>'
     )
+
+
+_REPLACEMENT: Final = 0xFFFD
+_SHOWN_AS: Final = {
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), _REPLACEMENT),
+    **dict.fromkeys((0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT),
+    **{code: 0x2400 + code for code in range(0x20) if code not in b"\t\n"},
+    0x7F: 0x2421,
+}
+"""Signs for characters that no XML may have, as a saved picture is, that are invisible, or that reorder text."""
+
+
+def document(title: str, css: str, body: Iterable[str], script: str = "") -> str:
+    """The whole file. ``body``: elements; empty ones are left out."""
+    style, scripts = _own_file("css") + css, [_own_file("js"), *([script] if script else [])]
+    whole = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, scripts)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(filter(None, body))
+        + f"\n</main>\n{''.join(f'<script>{one}</script>{chr(10)}' for one in scripts)}</body>\n</html>\n"
+    )
+    return whole.translate(_SHOWN_AS)
+
+
+def _own_file(ending: str) -> str:
+    return resources.files("dledger.command_line").joinpath(f"report_page.{ending}").read_text(encoding="utf-8")
+
+
+def _policy(style: str, scripts: Iterable[str]) -> str:
+    """Only what the page was written with; ``data:`` is for the picture that becomes a PNG."""
+    return (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def write(text: str, path: Path) -> None:
+    """Write a document, whole or not at all; what is not a file, such as /dev/stdout, is written directly."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    half = path.with_name(f".{secrets.token_hex(8)}.tmp")  # nobody can have prepared it, as a link to another file
+    try:
+        with half.open("x", encoding="utf-8") as file:
+            file.write(text)
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+
+
+def paragraph(words: str, kind: str = "quiet") -> str:
+    """A paragraph; nothing for an empty text."""
+    return f'<p class="{kind}">{escape(words)}</p>' if words else ""
+
+
+def facts(parts: Iterable[tuple[str, str]]) -> str:
+    """Names and texts below each other; texts may be long. Nothing if there are none."""
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in parts)
+    return f'<dl class="facts">{listed}</dl>' if listed else ""
+
+
+def banner(words: str, kind: str = "bad", items: Sequence[str] = ()) -> str:
+    """The most important message, and its parts."""
+    listed = f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in items)}</ul>" if items else ""
+    return f'<div class="banner {kind}" role="status">{escape(words)}{listed}</div>'
+
+
+def tile(name: str, value: str, kind: str = "") -> str:
+    """One figure, for ``tiles``."""
+    return f'<div class="{f"tile {kind}".strip()}"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+
+
+def tiles(parts: Iterable[str]) -> str:
+    """Figures side by side."""
+    return f'<div class="tiles">{"".join(parts)}</div>'
+
+
+def table(columns: Sequence[tuple[str, bool]], rows: Iterable[str]) -> str:
+    """``columns``: a name, and whether it holds numbers. ``rows``: made by ``row``."""
+    head = "".join(f'<th scope="col"{_kind(is_number)}>{escape(name)}</th>' for name, is_number in columns)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def row(cells: Iterable[str], kind: str = "") -> str:
+    return f"<tr{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{''.join(cells)}</tr>"
+
+
+def cell(words: str, *, is_number: bool = False, is_time: bool = False) -> str:
+    """One cell of a row."""
+    return f"<td{_kind(is_number) or (_TIME if is_time else '')}>{escape(words)}</td>"
+
+
+def picture(drawn: str, beside: str = "") -> str:
+    """A chart made by ``svg``, with buttons that save it. ``beside``: what its script needs."""
+    return (
+        f'<figure class="picture"><div class="scroll"><div class="plot">{drawn}{beside}</div></div>'
+        '<p class="save" hidden="hidden">Save this picture: <button type="button" data-as="svg">SVG</button>'
+        '<button type="button" data-as="png">PNG</button></p></figure>'
+    )
+
+
+_TIME: Final = ' class="time"'
+
+
+def _kind(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
+
+
+Value = str | int | float | bool | None
+
+_BYTES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class CountUnit(Enum):
+    """The units of a number."""
+
+    TEXT = "text"
+    COUNT = "count"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    PER_SECOND = "per second"
+    BYTES_PER_SECOND = "bytes per second"
+    SHARE = "share"
+    """0 to 1, shown as a percentage."""
+    RATIO = "ratio"
+    """A factor."""
+    TIME_MS = "time"
+    """Milliseconds since 1970, shown as UTC."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is right-aligned."""
+        return self not in (CountUnit.TEXT, CountUnit.TIME_MS)
+
+
+def shown(value: Value, unit: CountUnit) -> str:
+    """``value`` formatted for people; a dash if there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else _SHOWN[unit](value)
+
+
+def time_text(at_ms: int) -> str:
+    """UTC, to the second."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _bytes(value: float) -> str:
+    size, unit = float(value), 0
+    while abs(size) >= 1024 and unit < len(_BYTES) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{_figures(size)} {_BYTES[unit]}"
+
+
+def _figures(value: float) -> str:
+    """About three significant digits; digits before the point are always kept."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{_figures(seconds)} s"
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    return f"{days:.1f} d" if days >= 2 else f"{hours:.1f} h" if hours >= 2 else f"{minutes:.1f} min"
+
+
+_SHOWN: Final[dict[CountUnit, Callable[[float], str]]] = {
+    CountUnit.TEXT: str,
+    CountUnit.COUNT: lambda value: f"{value:,.0f}",
+    CountUnit.BYTES: _bytes,
+    CountUnit.SECONDS: _duration,
+    CountUnit.PER_SECOND: lambda value: f"{_figures(value)}/s",
+    CountUnit.BYTES_PER_SECOND: lambda value: f"{_bytes(value)}/s",
+    CountUnit.SHARE: lambda value: f"{value:.1%}",
+    CountUnit.RATIO: lambda value: f"{value:.2f}x",
+    CountUnit.TIME_MS: lambda value: time_text(int(value)),
+}

@@ -1,9 +1,14 @@
-"""The present problems of a node or a broker: named conditions that begin and end.
+"""A node's or a broker's present problems, as named conditions that begin and end, and its measuring points.
 
 One ``Conditions`` per node; a replicated broker shares its node's. The code that notices a problem sets a condition,
 and clears it once it is over. ``dledger status``, the metric ``dledger_condition``, its alerts and the console's events
 show the conditions; nothing is decided by them. Thread-safe and cheap enough for hot paths, also under the node's lock.
 The core imports no threads, so it informs its driver instead (by its state, or by a ``RoleReason``).
+
+``Instruments`` are the measuring points of the hot paths: one call per batch, push or flush, never one per entry. They
+do nothing; ``dledger_cli.metrics`` overrides them. Calls come from any thread, also under the node's lock or the
+store's flush lock, so they must be quick, must not block and must not raise. Figures that can be read from a node's
+state on demand (indexes, lags, pending entries) come from ``DLedgerServer.measure`` instead.
 """
 
 from __future__ import annotations
@@ -11,13 +16,16 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from dledger.clock import Clock
+from dledger.errors import DLedgerError
 from dledger.log_output import speaks_for
 from dledger.records import record
+from dledger.types import AppendedBatch, ChangeKind, NodeId
 
 _log = logging.getLogger("dledger")
 
@@ -199,3 +207,30 @@ class Conditions:
 def _text(given: str) -> str:
     """Bounded, and valid UTF-8 whatever a file is called."""
     return given[:TEXT_MAX].encode("utf-8", "replace").decode()
+
+
+AppendDone = Callable[[AppendedBatch | DLedgerError], None]
+
+
+class Instruments:
+    """Ignores every measurement."""
+
+    def wrote(self, entries: int, size_bytes: int, *, as_leader: bool) -> None:
+        """A batch is in the log, not yet flushed: the leader's own, or a run that a follower took from its leader."""
+
+    def timed(self, done: AppendDone) -> AppendDone:
+        """Wrap the completion of a leader's append, to measure its duration and result."""
+        return done
+
+    def push_acknowledged(self, peer: NodeId, entries: int, size_bytes: int, took_s: float) -> None:
+        """``peer`` acknowledged a push (durably, unless it flushes asynchronously) after this time."""
+
+    def members_changed(self, kind: ChangeKind, error: DLedgerError | None) -> None:
+        """A request to change the members was carried out, or refused."""
+
+    def flushed(self, size_bytes: int, took_s: float) -> None:
+        """Written bytes have become durable."""
+
+
+SILENT: Final = Instruments()
+"""For nodes without measurements."""
