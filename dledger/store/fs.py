@@ -74,7 +74,7 @@ class FileSystem:
 
         It also fails if another program's file could not be written since ``fd`` was opened, and where failures are not
         reported: on older kernels, on kinds of file systems that we do not know, and on one that has become read-only,
-        as an error makes it. Then sync each file. What failed before ``fd`` was opened may be unknown here: open it
+        as an error makes it. Then sync each file. Failures before ``fd`` was opened may be unknown here: open it
         before writing.
         """
         _syncfs(fd)

@@ -3,7 +3,7 @@
 It acts with its own account, so brokers refuse what that account may not. Changes that lose something are asked about
 first: without ``confirmed``, the answer is a question that names what would be lost.
 
-Who is affected are the group's clients: producers, the members of consumer groups, and their queues. Nobody tells which
+Those affected are the group's clients: producers, the members of consumer groups, and their queues. Nobody tells which
 queues a member has: they are computed by the rule that all members follow unless they were configured otherwise.
 """
 
