@@ -31,13 +31,12 @@ from click.exceptions import NoArgsIsHelpError
 
 from dledger.command_line.contexts import USED
 from dledger.errors import ConfigError, DLedgerError
-from dledger.monitoring import Condition
 from dledger.values import parse_duration_ms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dledger.conditions import Condition
+    from dledger.monitoring import Condition
     from rocketstore.message.message import HostAddress
 
 _HIDDEN: Final = re.compile(
