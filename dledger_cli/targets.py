@@ -26,7 +26,7 @@ from dledger.errors import IdentityError
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
     from dledger.client.shared import ClientSecurity
-    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.aio.admin_requests import TopicInfo
     from rocketstore.client.aio.consumer_options import ConsumerOptions, Topics
     from rocketstore.client.aio.producer import ProducerOptions
     from rocketstore.client.aio.rebalancer import Assign

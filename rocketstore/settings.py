@@ -3,21 +3,27 @@
 The file is RocketMQ's ``broker.conf``. A setting is accepted under RocketMQ's name (``storePathRootDir``), under ours
 (``store_path_root_dir``), and in a DLedger broker under any name of ``dledger serve``; in the environment as
 ``DLEDGER_<NAME>``. RocketMQ's names without effect here are warnings (``dledger.java_names``), and so are values
-that are not taken as they are written; unknown names are errors. All problems are reported at once, and nothing is
-opened but the role of a promoted slave (``rocketstore.role_override``).
+that are not taken as they are written; unknown names are errors. All problems are reported at once.
+
+The role of a promoted slave stands in a file of its store (``RoleOverride``), above ``brokerRole`` and ``brokerId`` of
+the conf file: that belongs to its author, and may be made anew by a program. It is read here, and nothing else is
+opened, so that everything that reads settings sees the role that applies; a broker with another role than SLAVE in its
+conf file ignores it. A few settings can change while a broker runs, until its next start (``LiveConfig``).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from dledger import setting_sources
 from dledger import settings as dledger_settings
 from dledger.config import AccessConfig, ConnectionLimits, SecurityConfig, ServerConfig, StoreConfig
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, InvalidRequestError
 from dledger.java_names import SWITCHED_OFF, UNUSED, Risk
 from dledger.setting_sources import (
     Chosen,
@@ -32,11 +38,97 @@ from dledger.setting_sources import (
     places,
     values_of,
 )
+from dledger.store.fs import FileSystem, keep_private, make_dirs_durably, replace_durably
 from dledger.values import limits_of
 from rocketstore.broker_config import GET_LIMITS, BrokerConfig
 from rocketstore.config import KIB, MessageStoreConfig
-from rocketstore.role_override import overridden
 from rocketstore.types import BrokerRole, FlushDiskType
+
+OVERRIDE_FILE: Final = "haRole.json"
+_FIELDS: Final = {"role": str, "broker_id": int, "made_ms": int}
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOverride:
+    """Since ``made_ms`` (Unix time), the broker is a master; it was a slave with the id ``broker_id``."""
+
+    role: BrokerRole
+    broker_id: int
+    made_ms: int
+
+    @property
+    def made_text(self) -> str:
+        """When, in local time."""
+        return datetime.fromtimestamp(self.made_ms / 1000).astimezone().isoformat(" ", "seconds")
+
+
+def override_path(config: BrokerConfig) -> Path:
+    """Where the file is."""
+    return config.store.config_dir / OVERRIDE_FILE
+
+
+def read_override(config: BrokerConfig) -> RoleOverride | None:
+    """None if there is none. Raises ``ConfigError``: it cannot be read."""
+    path = override_path(config)
+    try:
+        return _decoded(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            [
+                f"{path} cannot be read ({error}), and it says whether this broker is a promoted slave: remove it if "
+                "this broker is to be the slave that its conf file makes it, or set brokerRole there to a master's"
+            ]
+        ) from error
+
+
+def _decoded(content: bytes) -> RoleOverride:
+    """Raises ``ValueError``, ``KeyError``, ``TypeError``."""
+    found = json.loads(content)
+    values = {name: found[name] for name in _FIELDS}
+    if any(type(values[name]) is not kind for name, kind in _FIELDS.items()):
+        raise ValueError("values of other types")
+    role = BrokerRole(values["role"])
+    if role is BrokerRole.SLAVE:
+        raise ValueError("its role is SLAVE")
+    return RoleOverride(role, values["broker_id"], values["made_ms"])
+
+
+def write_override(config: BrokerConfig, override: RoleOverride) -> Path:
+    """Make it stand from the next start on; returns the file. Raises ``OSError``."""
+    path, fs = override_path(config), FileSystem()
+    make_dirs_durably(fs, path.parent)
+    keep_private(path.parent)
+    replace_durably(fs, path, json.dumps(asdict(override)).encode())
+    return path
+
+
+def remove_override(config: BrokerConfig) -> bool:
+    """From the next start on, the conf file applies again. False if there was none. Raises ``OSError``."""
+    path, fs = override_path(config), FileSystem()
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    fs.sync_dir(path.parent)
+    return True
+
+
+def overridden(config: BrokerConfig) -> tuple[BrokerConfig, str]:
+    """The configuration that applies, and a sentence about it if that is not the one given. Raises ``ConfigError``."""
+    if config.dledger is not None or config.store.broker_role is not BrokerRole.SLAVE:
+        return config, ""
+    override = read_override(config)
+    if override is None:
+        return config, ""
+    applies = replace(config, broker_id=0, store=replace(config.store, broker_role=override.role))
+    return applies, (
+        f"this broker was promoted at {override.made_text}: it is {override.role}, not SLAVE {config.broker_id} as its "
+        f"settings say (see {override_path(config)}). Set brokerRole={override.role} and brokerId=0 in its conf file, "
+        "or undo it with `dledger ha promote --undo`"
+    )
+
 
 _ENTRY_OVERHEAD_BYTES: Final = 128 * KIB
 """Topic (127 bytes), properties (32 KiB) and fixed fields of a record, and an entry's header, rounded up."""
@@ -381,3 +473,67 @@ def _replace(chosen: dict[str, Chosen], setting: str, one: Chosen, value: int, w
     subject = "" if chosen.get(setting) is one else f": {setting}"
     chosen[setting] = replace(one, value=value)
     return f"{given.name}={given.text} ({given.source}){subject} counts as {value}, {why}"
+
+
+_CHANGEABLE: Final = frozenset(
+    {
+        "auto_create_subscription_group",
+        "auto_create_topic_enable",
+        "broker_permission",
+        "default_topic_queue_nums",
+        "enable_property_filter",
+        "pull_bytes_max",
+        "reject_transaction_message",
+        "slave_read_enable",
+    }
+)
+"""Settings that can change; everything else is read at the start, by something."""
+
+
+class FixedSettingError(InvalidRequestError):
+    """Raised for a setting that cannot change while the broker runs."""
+
+
+class LiveConfig:
+    """``now`` may be read on any thread, and at each use: it changes. ``change`` is for the loop's."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.now = config
+        self.changes = 0
+        """How often it has changed."""
+
+    def change(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Change all of these settings, by any of their names, or none; returns what was changed, for people.
+
+        Raises ``InvalidRequestError``.
+        """
+        wanted: dict[str, Any] = {}  # Any: each value has the type of its own setting
+        problems: list[str] = []
+        for name, text in given.items():
+            target = TARGETS.get(name)
+            if target is None:
+                problems.append(f"there is no setting {name[:64]!r}")
+            elif target.setting in _CHANGEABLE:
+                try:
+                    wanted[target.setting] = target.parse(text)
+                except ValueError as error:
+                    problems.append(f"{name}: {error}")
+        if problems:
+            raise InvalidRequestError("; ".join(problems))
+        fixed = sorted(name for name in given if TARGETS[name].setting not in _CHANGEABLE)
+        if fixed:
+            can = ", ".join(sorted(_CHANGEABLE))
+            raise FixedSettingError(
+                f"{', '.join(fixed)} can only be changed in the conf file, for the next start; while a broker runs, "
+                f"these can change: {can}"
+            )
+        changed = {name: value for name, value in wanted.items() if getattr(self.now, name) != value}
+        if changed:
+            self._adopt(replace(self.now, **changed))
+        return {name: str(value) for name, value in changed.items()}
+
+    def _adopt(self, config: BrokerConfig) -> None:
+        if problems := config.problems():
+            raise InvalidRequestError("; ".join(problems))
+        self.now = config
+        self.changes += 1

@@ -33,7 +33,7 @@ CREATORS: Final = 16
 
 def measure(context: Context, names: frozenset[str]) -> Iterator[Figure]:
     """Three brokers with a topic of four queues, which cost more than three log nodes; the console as a process."""
-    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.aio.admin_requests import TopicInfo
     from rocketstore.client.blocking import Admin
 
     seconds = max(SECONDS_MIN, 3 * context.settings.seconds)
@@ -71,7 +71,7 @@ def measure_many(context: Context, names: frozenset[str]) -> Iterator[Figure]:
 
 
 def _create(brokers: LocalBrokers, topics: int, queues: int) -> None:
-    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.aio.admin_requests import TopicInfo
     from rocketstore.client.blocking import Admin
 
     with Admin(brokers.addresses) as admin, ThreadPoolExecutor(CREATORS) as threads:

@@ -18,7 +18,7 @@ from benchmarks.registry import Scenario, load
 from benchmarks.scenarios.brokers import MESSAGE, QUEUES, TOPIC, prepare
 from benchmarks.sending import send_count, send_rate
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

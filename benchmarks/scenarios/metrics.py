@@ -18,7 +18,7 @@ from benchmarks.targets import UNMEASURED
 from dledger.client import DLedgerClient
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

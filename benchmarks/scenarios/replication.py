@@ -25,7 +25,7 @@ from dledger.monitoring import ConditionKind
 from dledger.remoting.frame import Frame
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import HOST, free_ports
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from rocketstore.nameserver.server import NameServer

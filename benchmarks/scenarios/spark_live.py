@@ -21,7 +21,7 @@ from benchmarks.registry import Scenario, constant
 from benchmarks.sending import send_count
 from benchmarks.targets import BARE_PRODUCER, OWN_P50, SENT_MEANWHILE
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 

@@ -28,7 +28,7 @@ from benchmarks.scenarios.spark_live import FOLLOWED_SECONDS, PATIENCE_SECONDS, 
 from benchmarks.sending import send_count
 from benchmarks.targets import OWN_P50, SENT_MEANWHILE
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 

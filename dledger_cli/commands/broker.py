@@ -25,7 +25,7 @@ from rocketstore.settings import load_broker_settings
 
 if TYPE_CHECKING:
     from dledger_cli.targets import ChosenBrokers
-    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.admin_requests import BrokerStatus
     from rocketstore.client.aio.errors import ClientError
     from rocketstore.server import BrokerServer
 

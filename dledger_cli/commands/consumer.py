@@ -20,7 +20,7 @@ from dledger_cli.terminal import ErrorReportingGroup, Moment, print_broker_table
 
 if TYPE_CHECKING:
     from dledger_cli.targets import ChosenBrokers
-    from rocketstore.client.aio.admin_records import ConsumeMode, GroupInfo
+    from rocketstore.client.aio.admin_requests import ConsumeMode, GroupInfo
     from rocketstore.client.blocking import Admin
     from rocketstore.remoting.topics import MessageQueue
     from rocketstore.state.attributes import RetryPolicy
@@ -493,7 +493,7 @@ def set_settings(  # noqa: PLR0913  # one parameter per option
     changes_group = not (retries is None and ordered is None and retry_delays is None)
     if not changes_group and mode is None:
         raise click.UsageError("name what to change: --retries, --ordered, --retry-delays, or --topic with --mode")
-    from rocketstore.client.aio.admin_records import ConsumeMode, GroupInfo
+    from rocketstore.client.aio.admin_requests import ConsumeMode, GroupInfo
     from rocketstore.types import RequestMode
 
     with target.brokers() as brokers:

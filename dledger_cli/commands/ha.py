@@ -247,8 +247,14 @@ def promote(  # noqa: PLR0913  # one parameter per option
     security: CommandSecurity,
 ) -> None:
     """Make a slave the master, if nothing speaks against it."""
-    from rocketstore.role_override import RoleOverride, override_path, read_override, remove_override, write_override
-    from rocketstore.settings import load_broker_settings
+    from rocketstore.settings import (
+        RoleOverride,
+        load_broker_settings,
+        override_path,
+        read_override,
+        remove_override,
+        write_override,
+    )
 
     flags = {} if store_path_root_dir is None else {"store_path_root_dir": store_path_root_dir}
     config, _ = load_broker_settings(

@@ -33,9 +33,9 @@ from dledger_cli.terminal import ErrorReportingGroup, Moment, start_of, time_tex
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from rocketstore.client.aio.admin_requests import TimedMessage
     from rocketstore.client.aio.errors import SendResult
     from rocketstore.client.aio.rebalancer import Assign
-    from rocketstore.client.aio.timed import TimedMessage
     from rocketstore.client.blocking import Producer
     from rocketstore.client.blocking_consumer import Consumer
     from rocketstore.message.message import Message

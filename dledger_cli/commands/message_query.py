@@ -19,7 +19,7 @@ from dledger_cli.terminal import Moment, start_of, time_text
 from rocketstore.message.trace import TRACE_TOPIC
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.admin_records import TopicInfo, Traced
+    from rocketstore.client.aio.admin_requests import TopicInfo, Traced
     from rocketstore.client.aio.consumer_options import Sql
     from rocketstore.client.blocking import Admin
     from rocketstore.message.message import Message

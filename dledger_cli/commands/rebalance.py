@@ -27,7 +27,7 @@ from dledger_cli.targets import BrokerTarget, broker_options
 
 if TYPE_CHECKING:
     from dledger.client import DLedgerClient
-    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.admin_requests import BrokerStatus
     from rocketstore.client.aio.errors import ClientError
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.client.blocking import Admin

@@ -15,7 +15,7 @@ from dledger_cli.targets import BrokerTarget, broker_options
 from dledger_cli.terminal import ErrorReportingGroup, print_broker_tables, time_text
 
 if TYPE_CHECKING:
-    from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
+    from rocketstore.client.aio.admin_requests import QueueRange, TopicInfo
     from rocketstore.client.blocking import Admin
 
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
@@ -89,7 +89,7 @@ def create(  # noqa: PLR0913  # one parameter per option
     The brokers say how many queues they take: this project's 1 to 1,024, RocketMQ's more.
     """
 
-    from rocketstore.client.aio.admin_records import TopicInfo
+    from rocketstore.client.aio.admin_requests import TopicInfo
 
     def changed(now: TopicInfo | None, broker: str) -> TopicInfo:
         info = now or TopicInfo(name, broker=broker)

@@ -18,7 +18,7 @@ from dledger.store.verify import is_node_directory, verify_node
 from dledger_cli import terminal
 
 if TYPE_CHECKING:
-    from rocketstore.export.run import Exported
+    from rocketstore.upgrade.export import Exported
 
 
 class _Steps(click.Group):
@@ -92,7 +92,7 @@ def export(  # noqa: PLR0913  # options
     as_json: bool,
 ) -> None:
     """Export the stopped group member in DIR into NEW-DIR, for a plain broker: ours or RocketMQ's."""
-    from rocketstore.export.run import Choices, export_member
+    from rocketstore.upgrade.export import Choices, export_member
     from rocketstore.verification.verify import settings_for
 
     if whole_log and committed_only:

@@ -16,8 +16,7 @@ from dledger_cli import terminal
 
 if TYPE_CHECKING:  # imported only when the command runs
     from rocketstore.store.directory import StoreDirectory
-    from rocketstore.upgrade.compare import Compared, Divergence, OldLog, RecordAt
-    from rocketstore.upgrade.members import OldMember
+    from rocketstore.upgrade.compare import Compared, Divergence, OldLog, OldMember, RecordAt
     from rocketstore.upgrade.survey import Survey, TopicSurvey
 
 _STYLES = {"equal": "green", "behind": "yellow", "ahead": "yellow", "differs": "red", "damaged": "red"}
@@ -127,7 +126,7 @@ def check(  # noqa: PLR0913  # one parameter per option
         raise click.UsageError("a comparison takes at least two directories: name all future members")
     if (dry_run or discard) and not align:
         raise click.UsageError("--dry-run and --discard say how to align: use them with --align")
-    from rocketstore.upgrade.members import find_members
+    from rocketstore.upgrade.compare import find_members
 
     members = find_members(roots, conf_files)
     named = "" if master is None else _named(members, master, "--master")
@@ -159,8 +158,7 @@ def _named(members: list[OldMember], directory: str, option: str) -> str:
 
 
 def _compare(members: list[OldMember], logs: list[OldLog], master: str, *, is_locked: bool) -> _Result:
-    from rocketstore.upgrade.compare import compare, reference_of, setting_problems, state_differences
-    from rocketstore.upgrade.members import in_use
+    from rocketstore.upgrade.compare import compare, in_use, reference_of, setting_problems, state_differences
 
     reference = reference_of(logs, master)
     result = _Result(reference.name, compare(logs, reference), reference.digest.divided)
@@ -437,7 +435,7 @@ def run_survey(directory: Path, conf_files: tuple[Path, ...], *, as_json: bool) 
         raise click.UsageError("--from looks at one directory: give one conf file at most")
     if not directory.is_dir():
         raise ConfigError([f"{directory} is not a directory"])
-    from rocketstore.upgrade.members import in_use
+    from rocketstore.upgrade.compare import in_use
     from rocketstore.upgrade.survey import survey
 
     with terminal.progress(f"reading {directory}", None):

@@ -20,7 +20,7 @@ from dledger_cli.local.group import HOST, LEADER_TIMEOUT_S, LocalGroup, free_por
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from rocketstore.client.aio.admin_records import BrokerStatus
+    from rocketstore.client.aio.admin_requests import BrokerStatus
     from rocketstore.client.aio.consumer_options import ConsumerSettings
     from rocketstore.client.blocking import Admin, Producer
     from rocketstore.client.blocking_consumer import Consumer

@@ -39,7 +39,7 @@ from dledger_spark.options import GROUP_DEFAULT, WriteOptions
 from dledger_spark.schema import COLUMN_NAMES, KAFKA_COLUMNS
 from dledger_spark.source.client_log import shared_client, status_of
 from rocketstore.client import Admin, PipelineLimits, Producer, ProducerOptions, RequestNotKnownError, SendResult
-from rocketstore.client.aio.admin_records import BrokerStatus
+from rocketstore.client.aio.admin_requests import BrokerStatus
 from rocketstore.message.message import PROPERTY_KEYS, PROPERTY_TAGS, Message
 
 if TYPE_CHECKING:

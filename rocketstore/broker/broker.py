@@ -15,7 +15,6 @@ from dledger.monitoring import Conditions
 from dledger.rpc.clients.connections import AnswerRoom
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups, Retries
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, MemberHosts, StateChanges
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.popping.service import make_popping
@@ -29,6 +28,7 @@ from rocketstore.broker.topics import CreationQuota, TopicRetention, Topics
 from rocketstore.broker.transactions.service import HalfMessages, ProducerChecks, TransactionEnds, TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import HostAddress
+from rocketstore.settings import LiveConfig
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 

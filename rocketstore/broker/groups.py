@@ -30,7 +30,6 @@ from dledger.access.quota import Quota
 from dledger.access.rules import DEAD_PREFIX, RETRY_PREFIX
 from dledger.monitoring import ConditionKind, Conditions
 from rocketstore.broker.clients import ClientLink, ClientTables, Heartbeat, Trouble
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, StateChanges
 from rocketstore.broker.reading import RecordReader
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -52,6 +51,7 @@ from rocketstore.message.message import (
 )
 from rocketstore.message.properties import OF_ONE_DELIVERY, PROPERTIES_BYTES_MAX, PROPERTY_ORIGIN_ID
 from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.settings import LiveConfig
 from rocketstore.state.attributes import TopicRequestMode
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import GroupConfig, TopicConfig, check_group

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 from dledger.clock import Clock
 from dledger.rpc.clients.connections import Leases
 from dledger.rpc.loops import LoopBridge
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.reading import ALL, TAG, MessageFilter, QueueReading, ReadLimits, SubscriptionFilters
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import Topics
 from rocketstore.config import MIB
 from rocketstore.message.columns import RecordColumns
+from rocketstore.settings import LiveConfig
 from rocketstore.state.changes import check_name
 from rocketstore.types import GetMessageStatus, GetResult, RecordHead
 

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from dledger.errors import InvalidRequestError
 from dledger.log_output import BoundedLog
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.message.message import PROPERTY_TAGS
 from rocketstore.message.properties import decode_properties, find_property_bytes, java_hash
 from rocketstore.message.record import properties_of
 from rocketstore.message.sql import NoResultError, SqlCondition
+from rocketstore.settings import LiveConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetResult
 

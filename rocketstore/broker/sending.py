@@ -24,7 +24,6 @@ from dledger.errors import DLedgerError
 from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge
 from dledger.types import ProducerBatch
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.timed.service import TimedPlace, TimedSends
 from rocketstore.broker.topics import Topics, sendable_system_topic
@@ -36,6 +35,7 @@ from rocketstore.message.checks import check_body, check_client_topic, check_key
 from rocketstore.message.message import PROPERTY_PRIORITY, SYS_FLAG_TRANSACTION, Message
 from rocketstore.message.properties import ANY_TYPE, priority_of, take_out, type_problem
 from rocketstore.message.timed import TIMED_MARK
+from rocketstore.settings import LiveConfig
 from rocketstore.state.changes import TopicConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import MessageType, PutMessageStatus, PutResult

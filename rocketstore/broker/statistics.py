@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 from dledger.clock import Clock
 from dledger.errors import CorruptLogError
 from rocketstore.broker.groups import Retries
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.offsets import NONE, Offsets
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.topics import SeenTopic, Topics
 from rocketstore.pop.tables import PopPlace
+from rocketstore.settings import LiveConfig
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 from dledger.clock import Clock
 from dledger.errors import DLedgerError, InvalidRequestError
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, StateChanges
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -26,6 +25,7 @@ from rocketstore.broker_config import PERMISSION_READ, PERMISSION_WRITE, BrokerC
 from rocketstore.message.checks import check_client_topic
 from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
+from rocketstore.settings import LiveConfig
 from rocketstore.state.attributes import TopicAttributes, format_retention
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import TopicConfig

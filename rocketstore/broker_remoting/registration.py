@@ -10,7 +10,7 @@ An old master that comes back asks whether it has a successor, before it takes m
 The name servers say who is registered as master of its name, and that broker says how often the log has changed its
 master. RocketMQ's old master takes the route over by registering, and messages sent to it from then on are in no other
 log. One that cannot find out serves: a master must start without its name servers. So does one that hears of a
-successor which does not prove that it has this log (``rocketstore.ha.log``): anybody may register under its name.
+successor which does not prove that it has this log (``rocketstore.ha.protocol``): anybody may register under its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dledger.values import parse_address
 from rocketstore.broker.broker import Broker
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.administration import TopicTable
-from rocketstore.ha.log import PROOF, PROVE, ReadableLog, challenge, is_empty, possible_ends
+from rocketstore.ha.protocol import PROOF, PROVE, ReadableLog, challenge, is_empty, possible_ends
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.headers import (
     BrokerHeader,

@@ -16,13 +16,12 @@ from dledger.remoting.fastjson import dumps
 from dledger.remoting.frame import Frame
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.clients import ClientTables
-from rocketstore.broker.live_config import FixedSettingError
 from rocketstore.broker.mastership import broker_id, host_text
 from rocketstore.broker.statistics import GroupPosition, Statistics, check_queues
 from rocketstore.broker.topics import SeenTopic
 from rocketstore.broker_remoting.administration import READS_WAITING_MAX, Administration
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.ha.log import PROOF, PROVE, answer_challenge
+from rocketstore.ha.protocol import PROOF, PROVE, answer_challenge
 from rocketstore.remoting.groups import (
     BrokerStatsData,
     BrokerStatsItem,
@@ -47,7 +46,7 @@ from rocketstore.remoting.headers import (
 )
 from rocketstore.remoting.runtime import HA_PORT, LOG_END, HaFacts, own_table, status_of
 from rocketstore.remoting.topics import DataVersion, KVTable, MessageQueue
-from rocketstore.settings import properties_of
+from rocketstore.settings import FixedSettingError, properties_of
 
 _LOG: Final = logging.getLogger("rocketstore")
 CONFIG_BYTES_MAX: Final = 64 * 1024

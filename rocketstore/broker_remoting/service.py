@@ -18,7 +18,7 @@ from dledger.remoting.server import Direct, Handler, Handlers, Refused, Remoting
 from rocketstore.broker.broker import Broker
 from rocketstore.broker.refusal import Refusal, RefusalKind
 from rocketstore.broker.statistics import Statistics
-from rocketstore.broker_remoting.access import RemotingAccess
+from rocketstore.broker_remoting.access import FORWARDED, Forwarding, RemotingAccess
 from rocketstore.broker_remoting.administration import (
     Administration,
     GroupAdministration,
@@ -28,7 +28,6 @@ from rocketstore.broker_remoting.administration import (
     TopicRequests,
 )
 from rocketstore.broker_remoting.clients import ClientCalls, Connected, MemberRequests, RemotingLink, Replies
-from rocketstore.broker_remoting.forwarding import FORWARDED, Forwarding
 from rocketstore.broker_remoting.pops import RemotingPops
 from rocketstore.broker_remoting.pulls import OffsetRequests, Progress, RemotingPulls
 from rocketstore.broker_remoting.requests import RECORDS, BodyDecoder, refusal_of

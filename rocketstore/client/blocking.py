@@ -20,6 +20,7 @@ from rocketstore.client.aio import producer as aio_numbered
 from rocketstore.client.aio import producer as aio_producer
 from rocketstore.client.aio import transactions as aio_transactions
 from rocketstore.client.aio.admin_messages import FOREVER_MS, Page
+from rocketstore.client.aio.admin_requests import TimedMessages
 from rocketstore.client.aio.errors import (
     ClientClosedError,
     ClientError,
@@ -37,14 +38,13 @@ from rocketstore.client.aio.outgoing import (
     settle,
 )
 from rocketstore.client.aio.producer import TIMEOUT_S, ProducerOptions
-from rocketstore.client.aio.timed import TimedMessages
 from rocketstore.client.aio.transactions import Check, checked_state
 from rocketstore.client.loop_thread import BlockingClient, ClientThread
 from rocketstore.message.trace import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from dledger.client.shared import ClientSecurity
-    from rocketstore.client.aio.admin_records import (
+    from rocketstore.client.aio.admin_requests import (
         BrokerStatus,
         ConsumeMode,
         DelayLevelStatus,
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
         QueuePart,
         QueueProgress,
         QueueRange,
+        Start,
         TopicInfo,
         Traced,
     )
-    from rocketstore.client.aio.admin_requests import Start
     from rocketstore.client.aio.consumer_options import Sql
     from rocketstore.client.aio.routes import RoutedBroker
     from rocketstore.message.message import Message

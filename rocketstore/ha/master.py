@@ -1,4 +1,4 @@
-"""The master's side: sends its log to each slave, and hears how far they have it. See ``rocketstore.ha.wire``.
+"""The master's side: sends its log to each slave, and hears how far they have it. See ``rocketstore.ha.protocol``.
 
 Everything runs on the event loop of replication, but ``advanced``, which any thread may call.
 
@@ -26,9 +26,7 @@ from dledger.records import record
 from dledger.rpc import tls as tls_rules
 from dledger.rpc.listening import Acceptor, Arrival, stop_serving
 from dledger.values import address_text
-from rocketstore.ha.log import HaIdentity, HaLog, HaPace, tail_of
-from rocketstore.ha.waits import UNNAMED, ReplicaWaits
-from rocketstore.ha.wire import (
+from rocketstore.ha.protocol import (
     FRAME,
     GREETING,
     REPORT,
@@ -36,12 +34,17 @@ from rocketstore.ha.wire import (
     TAIL_BYTES,
     VERDICT,
     WORDS_BYTES_MAX,
+    HaIdentity,
+    HaLog,
+    HaPace,
     HaProtocolError,
     MasterStanding,
     MasterWords,
     SlaveVerdict,
     SlaveWords,
+    tail_of,
 )
+from rocketstore.ha.waits import UNNAMED, ReplicaWaits
 
 _LOG: Final = logging.getLogger("rocketstore")
 CHUNK_BYTES: Final = 1024 * 1024

@@ -31,15 +31,15 @@ from dledger.store.fs import FileSystem
 from rocketstore.broker_config import HA_PORT_OFFSET, BrokerConfig
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MIB
-from rocketstore.ha.log import HaIdentity, HaPace
 from rocketstore.ha.master import REFUSED_MS, HaMaster, SlaveView
 from rocketstore.ha.promotion import EpochFile, SlaveMemory
+from rocketstore.ha.protocol import HaIdentity, HaPace
 from rocketstore.ha.slave import HaSlave, MasterView
 from rocketstore.ha.waits import ReplicaWaits
 from rocketstore.message.message import DelayLevels
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.runtime import NEVER, FollowerFacts, HaFacts
-from rocketstore.role_override import override_path
+from rocketstore.settings import override_path
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import Change
 from rocketstore.state.rocketmq_files import CONSUMER_OFFSETS, DELAY_OFFSETS, GROUPS, TOPICS, changes_in

@@ -1,4 +1,4 @@
-"""The slave's side: fetches the master's log, verifies it, and says how far it has it. See ``rocketstore.ha.wire``.
+"""The slave's side: fetches the master's log, verifies it, and says how far it has it. See ``rocketstore.ha.protocol``.
 
 Everything runs on the event loop of replication. The slave reports as soon as it is connected (RocketMQ's waits for
 five seconds), and acknowledges only whole, sound records, once they are as durable as ``flush_disk_type`` wants it: the
@@ -21,19 +21,22 @@ from dledger.records import record
 from dledger.rpc import loops, tls
 from dledger.rpc.loops import LoopBridge, LoopCallback, Report, supervise
 from dledger.values import parse_address
-from rocketstore.ha.log import HaIdentity, HaLog, HaPace, tail_of
 from rocketstore.ha.promotion import EpochFile, KnownMaster, SlaveMemory
-from rocketstore.ha.wire import (
+from rocketstore.ha.protocol import (
     GREETING,
     REPORT,
     STANDING,
     VERDICT,
     FrameReader,
+    HaIdentity,
+    HaLog,
+    HaPace,
     HaProtocolError,
     MasterStanding,
     MasterWords,
     SlaveVerdict,
     SlaveWords,
+    tail_of,
 )
 from rocketstore.message.columns import RecordColumns, read_sound_records
 from rocketstore.message.message import DelayLevels

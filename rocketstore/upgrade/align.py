@@ -37,8 +37,16 @@ from rocketstore.config import MIB
 from rocketstore.ha.promotion import EPOCH_FILE, MEMORY_FILE
 from rocketstore.message.record import BLANK, BLANK_MAGIC
 from rocketstore.store.directory import CHECKPOINT_FILE, StoreCheckpoint, StoreCheckpointFile, StoreDirectory
-from rocketstore.upgrade.compare import FITTING, STATE_FILES, Compared, LogStanding, OldLog
-from rocketstore.upgrade.members import BELONGING, DISCARDED, OldMember
+from rocketstore.upgrade.compare import (
+    BELONGING,
+    DISCARDED,
+    FITTING,
+    STATE_FILES,
+    Compared,
+    LogStanding,
+    OldLog,
+    OldMember,
+)
 
 Advance = Callable[[int], None]
 

@@ -25,7 +25,6 @@ from rocketstore.commit_log.base_log import (
     written_segments,
 )
 from rocketstore.config import DEFAULT_DELAY_LEVELS
-from rocketstore.export.directories import read_log
 from rocketstore.message.message import DelayLevels
 from rocketstore.message.record import CorruptRecordError, decode_record
 from rocketstore.settings import load_broker_settings
@@ -33,8 +32,8 @@ from rocketstore.state.changes import Change, CommitOffsets, PutGroup, SetDelayO
 from rocketstore.state.files import SYS_FLAG_INNER_BATCH, TIMER_TOPIC, topics_of_batches, unserved
 from rocketstore.state.rocketmq_files import TOPICS, changes_in, impossible_topics
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, OP_TOPIC, SCHEDULE_TOPIC, RecordHead
-from rocketstore.upgrade.compare import STATE_FILES
-from rocketstore.upgrade.members import COMMIT_LOG
+from rocketstore.upgrade.compare import COMMIT_LOG, STATE_FILES
+from rocketstore.upgrade.directories import read_log
 from rocketstore.verification.verify import LogPart
 
 RETRY_PREFIX: Final = "%RETRY%"

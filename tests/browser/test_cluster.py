@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from dledger_cli.console.server import ConsoleServer, ListenAddress
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.targets import BrokerTarget, GroupTarget
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.browser.chromium import Page

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dledger.types import NodeId
 from dledger_cli.cli import main
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.docs.documents import ROOT, lines

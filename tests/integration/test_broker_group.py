@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from dledger.remoting.codes import AnswerCode
 from dledger.types import NodeId
 from dledger_cli.cli import main
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

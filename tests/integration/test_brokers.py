@@ -13,7 +13,7 @@ import pytest
 
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import free_ports
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

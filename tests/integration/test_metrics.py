@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dledger.types import NodeId
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup, LocalGroupError, wait_until
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

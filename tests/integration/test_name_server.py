@@ -9,7 +9,7 @@ import pytest
 
 from dledger.values import parse_address
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support import known
 from tests.support.waiting import wait_until

@@ -17,7 +17,7 @@ import yaml
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
 from dledger_cli.metrics.catalog import BROKER_SPECS, NODE_SPECS, SPECS, MetricKind
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dledger.store.verify import verify_node
-from rocketstore.export.run import export_member
 from rocketstore.types import HIDDEN_TOPICS
+from rocketstore.upgrade.export import export_member
 from tests.interop import content, java
 from tests.interop.goldens import copy_store, open_golden
 from tests.interop.reports import Report, assert_same, java_report, our_report

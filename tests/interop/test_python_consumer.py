@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.cluster import Cluster
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientError

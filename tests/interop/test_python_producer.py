@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 import pytest
 
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import GroupInfo, TopicInfo
+from rocketstore.client.aio.admin_requests import GroupInfo, TopicInfo
 from rocketstore.client.aio.errors import (
     ClientError,
     NotFoundError,

@@ -12,7 +12,7 @@ import pytest
 
 from dledger.remoting.codes import AnswerCode
 from rocketstore.client import Admin, Consumer, ConsumerOptions, NotFoundError, Producer
-from rocketstore.client.aio.admin_records import Traced
+from rocketstore.client.aio.admin_requests import Traced
 from rocketstore.message.message import PROPERTY_TIMER_OUT_MS, Message
 from rocketstore.nameserver.server import NameServer
 from rocketstore.remoting.codes import RequestCode

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from rocketstore.broker_config import BrokerConfig
-from rocketstore.role_override import RoleOverride, overridden, remove_override, write_override
+from rocketstore.settings import RoleOverride, overridden, remove_override, write_override
 from rocketstore.types import BrokerRole
 from tests.sim_store.broker import ReplicatingBroker
 from tests.sim_store.disk import Disk, SimFs

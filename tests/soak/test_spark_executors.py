@@ -14,7 +14,7 @@ import pytest
 
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.spark.jobs.logs import bodies, write_log
 from tests.support.job_runs import batches, end_of, is_staging, seen, start_export

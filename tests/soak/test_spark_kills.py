@@ -9,7 +9,7 @@ from typing import Final
 
 from dledger_cli.local.brokers import LocalBrokers
 from dledger_cli.local.group import LocalGroup
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess, stored_bodies, stored_count, wait_stored
 

@@ -18,7 +18,7 @@ from dledger_cli.local.brokers import LocalBrokers
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.table import TableOptions, chosen_columns, projection_of, read_options
 from dledger_spark.source.stream import LogStreamReader
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.support.job_runs import end_of, start_table

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from dledger.errors import DLedgerError
 from dledger_cli.local.brokers import LocalBrokers
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin
 from tests.support.spark_copy import CopyProcess
 from tests.support.spark_nodes import broker_node, entry_node

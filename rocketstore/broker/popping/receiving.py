@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dledger.rpc.clients.connections import Leases
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import QueueKey
 from rocketstore.broker.popping.copies import ONE_BYTES, dead_topic_of, origin_of
 from rocketstore.broker.popping.driver import EngineDriver, Leadership, Subscribed, WaitingReceives
@@ -24,6 +23,7 @@ from rocketstore.message.record import QueuePlace, queue_offset_of, reconsume_ti
 from rocketstore.pop.operations import Loading, Origin, PopDelivery, PopFound, PopRead, PopWish, QueueBounds
 from rocketstore.pop.tables import PopPlace, retry_topic_of
 from rocketstore.pop.windows import COPIES_MAX, NotLoadedError
+from rocketstore.settings import LiveConfig
 from rocketstore.state.publisher import PopState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetMessageStatus, GetResult, MessageType

@@ -19,7 +19,6 @@ from dledger.clock import Clock
 from dledger.rpc.clients.connections import Leases
 from dledger.rpc.loops import LoopBridge
 from rocketstore.broker.groups import Groups
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.offsets import Offsets
 from rocketstore.broker.permissions import TOOLS_GROUP
@@ -55,6 +54,7 @@ from rocketstore.pop.engine import OWNER_PERCENT, PopEngine
 from rocketstore.pop.operations import Settling, Verdict
 from rocketstore.pop.tables import retry_topic_of
 from rocketstore.pop.windows import NotLoadedError
+from rocketstore.settings import LiveConfig
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 

@@ -25,7 +25,6 @@ from dledger.clock import Clock
 from dledger.monitoring import Conditions
 from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.runtime.threads import Supervisor
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -34,6 +33,7 @@ from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import PROPERTY_UNIQUE_KEY, HostAddress, Message
 from rocketstore.message.properties import find_property_bytes
 from rocketstore.message.timed import RecallHandle, WrongTimeError, due_of, make_timed
+from rocketstore.settings import LiveConfig
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.files import TimerFiles

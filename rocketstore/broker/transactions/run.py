@@ -20,7 +20,16 @@ from dledger.clock import Backoff, Clock
 from dledger.errors import CorruptLogError, ShutdownError
 from dledger.runtime.threads import Supervisor, Worker
 from rocketstore.broker.refusal import Refusal, RefusalKind
-from rocketstore.broker.transactions.checks import Askers, Checks
+from rocketstore.broker.transactions.checks import (
+    Askers,
+    Begin,
+    Checks,
+    StoppedError,
+    commits_in,
+    holds_end,
+    read_rounds,
+    recover,
+)
 from rocketstore.broker.transactions.halves import (
     Half,
     OpenHalves,
@@ -31,7 +40,6 @@ from rocketstore.broker.transactions.halves import (
     op_message,
     op_target,
 )
-from rocketstore.broker.transactions.recovery import Begin, StoppedError, commits_in, holds_end, read_rounds, recover
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.columns import topics_of
 from rocketstore.message.message import HostAddress, Message

@@ -30,7 +30,6 @@ from dledger.rpc.loops import LoopBridge, LoopCallback
 from dledger.runtime.threads import Supervisor
 from dledger.values import host_of
 from rocketstore.broker.clients import Client, ClientTables, HalfCheck
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.mastership import Mastership, host_text
 from rocketstore.broker.reading import ReadThreads
 from rocketstore.broker.refusal import Refusal, RefusalKind
@@ -53,6 +52,7 @@ from rocketstore.message.message import (
 from rocketstore.message.properties import decode_properties
 from rocketstore.message.record import decode_record
 from rocketstore.message.timed import asks_for_delay
+from rocketstore.settings import LiveConfig
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.state.changes import QueueOffset
 from rocketstore.store.message_store import MessageStore

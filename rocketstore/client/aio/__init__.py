@@ -15,7 +15,7 @@ The parts, from the bottom up; each is made by the one above it, and used on one
 - ``outgoing``, ``pipeline.SendPipeline``: a producer's messages, in blocks, and where they go: ``numbered`` (to brokers
   of this project, also under numbers of the application's), ``queue_sends`` (by RocketMQ's own requests).
 - ``transactions``: half messages, their ends, and the checks of brokers.
-- ``producer.Producer``; ``admin.Admin``, with ``admin_messages``, ``admin_requests`` and ``admin_records`` (what it
+- ``producer.Producer``; ``admin.Admin``, with ``admin_messages`` and ``admin_requests`` (how it asks, and what it
   takes and returns).
 
 A client checks ``Cluster.check`` at the beginning of each call: it says that the client is closed, or is used in a

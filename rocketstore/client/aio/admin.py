@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from dledger.errors import ConfigError
 from dledger.remoting.codes import RequestError
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.admin_answers import body_of, settings_of
 from rocketstore.client.aio.admin_messages import MessageAdmin
-from rocketstore.client.aio.admin_records import (
+from rocketstore.client.aio.admin_requests import (
+    AdminRequests,
     BrokerStatus,
     ConsumeMode,
     GroupInfo,
     GroupMembers,
     QueueProgress,
     QueueRange,
+    Start,
     TopicInfo,
+    all_of,
+    body_of,
+    settings_of,
+    those_there,
 )
-from rocketstore.client.aio.admin_requests import AdminRequests, Start, all_of, those_there
 from rocketstore.client.aio.cluster import Cluster, at_once
 from rocketstore.client.aio.connections import Deadline
 from rocketstore.client.aio.errors import (

@@ -17,9 +17,22 @@ from typing import Final, NamedTuple, Protocol
 
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import Frame
-from rocketstore.client.aio.admin_answers import body_of, broker_of, decoded, header_of, parsed_id, settings_of
-from rocketstore.client.aio.admin_records import DelayLevelStatus, QueuePart, QueueRange, Traced
-from rocketstore.client.aio.admin_requests import AdminRequests
+from rocketstore.client.aio.admin_requests import (
+    AdminRequests,
+    DelayLevelStatus,
+    QueuePart,
+    QueueRange,
+    TimedMessages,
+    Traced,
+    body_of,
+    broker_of,
+    decoded,
+    header_of,
+    list_timed,
+    parsed_id,
+    recall,
+    settings_of,
+)
 from rocketstore.client.aio.cluster import at_once
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.consumer_options import ALL, Expression, Sql
@@ -32,7 +45,6 @@ from rocketstore.client.aio.errors import (
     refusal_of,
 )
 from rocketstore.client.aio.received import plain_body, split_pulled
-from rocketstore.client.aio.timed import TimedMessages, list_timed, recall
 from rocketstore.message.message import DelayLevels, HostAddress, Message
 from rocketstore.message.trace import TRACE_TOPIC, ConsumedTrace, EndedTrace, ReceivedTrace, SentTrace, decode_traces
 from rocketstore.remoting.codes import RequestCode as Code

@@ -21,6 +21,7 @@ from dledger.remoting.frame import Frame
 from dledger.sending.aio import AsyncLinks, AsyncSender, OnAnswer, OnEnd
 from dledger.sending.batch import AllStored, Answer, OutgoingBatch, ProducerNumbering, WindowRules, new_producer_name
 from dledger.sending.window import Window, WindowOptions
+from rocketstore.client.aio.admin_requests import handle_of
 from rocketstore.client.aio.cluster import PAUSE_S, Cluster, numbers_messages
 from rocketstore.client.aio.connections import ATTEMPT_S_MAX, Deadline
 from rocketstore.client.aio.errors import (
@@ -47,7 +48,6 @@ from rocketstore.client.aio.errors import (
 from rocketstore.client.aio.outgoing import CREATING_TOPIC, OutgoingMessage, PendingMessages, PipelineLimits, identify
 from rocketstore.client.aio.queue_sends import OnFailure, QueueSelector, no_queues_yet
 from rocketstore.client.aio.routes import RoutedBroker, TopicRoute, no_such_topic
-from rocketstore.client.aio.timed import handle_of
 from rocketstore.message.ids import offset_message_id
 from rocketstore.message.message import HostAddress
 from rocketstore.remoting.codes import OwnCode

@@ -15,6 +15,7 @@ from dledger.core.noop_payload import check_name
 from dledger.errors import ConfigError, InvalidRequestError
 from dledger.remoting.connection import RemotingConnection
 from dledger.remoting.frame import FLAG_ONEWAY, Frame
+from rocketstore.client.aio.admin_requests import recall
 from rocketstore.client.aio.cluster import Cluster, Heartbeats
 from rocketstore.client.aio.errors import (
     BrokerUnreachableError,
@@ -38,7 +39,6 @@ from rocketstore.client.aio.outgoing import (
 )
 from rocketstore.client.aio.pipeline import SendPipeline
 from rocketstore.client.aio.queue_sends import OnFailure
-from rocketstore.client.aio.timed import recall
 from rocketstore.client.aio.tracing import (
     TRACE_CLOSE_S,
     TRACE_LIMITS,

@@ -20,7 +20,7 @@ from dledger_spark.jobs.changes import ChangeSender, ChangesOptions, messages_of
 from dledger_spark.jobs.delta_table import EntrySpan, LogTable, TableOrigin, open_table
 from dledger_spark.jobs.replay import ReplayTarget
 from dledger_spark.source.sink import TopicTarget, row_format
-from rocketstore.client.aio.admin_records import QueueRange, TopicInfo
+from rocketstore.client.aio.admin_requests import QueueRange, TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

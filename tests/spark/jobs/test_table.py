@@ -21,7 +21,7 @@ from dledger_spark.jobs import table
 from dledger_spark.jobs.delta_table import LogTable
 from dledger_spark.jobs.source import LogSource
 from dledger_spark.jobs.table import TableFollower, TableOptions
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.blocking import Admin, Producer
 from rocketstore.message.message import Message
 from tests.support.spark_nodes import BrokerNode, EntryNode, broker_node, entry_node

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import ConfigError
-from rocketstore.role_override import RoleOverride, override_path, read_override, remove_override, write_override
-from rocketstore.settings import load_broker_settings, properties_of
+from rocketstore.settings import (
+    RoleOverride,
+    load_broker_settings,
+    override_path,
+    properties_of,
+    read_override,
+    remove_override,
+    write_override,
+)
 from rocketstore.types import BrokerRole
 
 

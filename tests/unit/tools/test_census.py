@@ -9,10 +9,10 @@ from typing import Final
 from tools.tidy.census import size_of, take_census
 
 MOST: Final = {
-    "files of fewer than 60 lines": 58,
+    "files of fewer than 60 lines": 57,
     "files of more than 600 lines": 8,
     "docstrings of at most 3 words": 383,
-    "names with words of our own": 51,
+    "names with words of our own": 50,
     "class names in more than one module": 33,
     "classes of too many attributes or arguments": 57,
 }

@@ -17,7 +17,7 @@ HOMES: Final = {
     "dledger/store/durable_state.py": "hard state and checkpoint, and the slots around them",
     "dledger_spark/decode/layout.py": "Arrow's views; nothing stored",
     "rocketstore/grpc/relay.py": "requests between members; nothing stored",
-    "rocketstore/ha/wire.py": "numbers and frames between masters and slaves; nothing stored",
+    "rocketstore/ha/protocol.py": "numbers and frames between masters and slaves; nothing stored",
     "rocketstore/index/format.py": "index files: header, entry, slot, keys on their way there; the sums beside",
     "rocketstore/message/record.py": "two numbers of a record, changed for its reader; nothing stored",
     "rocketstore/message/batch.py": "batches, as clients send them",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketstore.client.aio import timed
+from rocketstore.client.aio import admin_requests
 from rocketstore.client.blocking import Producer
 from rocketstore.message.message import Message
 from tests.unit.dledger_cli.commands.brokers_here import TIMEOUT_S, Here, one_broker, two_brokers
@@ -84,7 +84,7 @@ def test_json_has_everything_of_each_message(here: Here) -> None:
 
 def test_a_list_is_narrowed_and_goes_on_over_pages(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """By topic, from a time on, at most so many; those due at one moment are listed once each."""
-    monkeypatch.setattr(timed, "PAGE", 3)
+    monkeypatch.setattr(admin_requests, "PAGE", 3)
     due_ms = soon_ms()
     wait(here, *[due_ms] * 7, due_ms + HOUR_MS)
     wait(here, due_ms + 1, topic="others")

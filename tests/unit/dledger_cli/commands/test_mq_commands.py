@@ -15,7 +15,7 @@ from dledger_cli import cli
 from dledger_cli.commands import broker
 from dledger_cli.targets import DEFAULT_BROKER
 from dledger_cli.terminal import Moment, time_text
-from rocketstore.client.aio.admin_records import GroupInfo
+from rocketstore.client.aio.admin_requests import GroupInfo
 from rocketstore.client.blocking import Admin
 from rocketstore.client.blocking_consumer import Consumer
 from rocketstore.message.message import Message

@@ -20,7 +20,7 @@ from rocketstore.client import (
     QueueRange,
     TopicInfo,
 )
-from rocketstore.client.aio.admin_records import GroupMembers
+from rocketstore.client.aio.admin_requests import GroupMembers
 from rocketstore.server import BrokerServer
 from tests.support.waiting import wait_until
 from tests.unit.dledger_cli.console.support import request

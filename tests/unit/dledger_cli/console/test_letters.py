@@ -12,7 +12,7 @@ from dledger_cli.console import browse
 from dledger_cli.console.browse import LETTERS_PAGE, LetterBrowser, MessageBrowser
 from rocketstore.client import Admin, Message, MessageQueue, NotFoundError, QueueRange, TopicInfo
 from rocketstore.client.aio.admin_messages import Page
-from rocketstore.client.aio.admin_records import DelayLevelStatus, Traced
+from rocketstore.client.aio.admin_requests import DelayLevelStatus, Traced
 from rocketstore.message.message import SYS_FLAG_COMPRESSED
 
 LEVEL = DelayLevelStatus(3, 10_000, 7, 9, 20_000)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketstore.broker.duplicates import KEPT_S, DuplicateWindow
+from rocketstore.grpc.sends import KEPT_S, DuplicateWindow
 from rocketstore.types import PutMessageStatus, PutResult, StoredPlace
 
 STORED = PutResult(PutMessageStatus.PUT_OK, StoredPlace(0, 100, 1, 7, 0))

@@ -9,7 +9,7 @@ import pytest
 from dledger.access.rules import parse_rules
 from dledger.remoting.frame import signed
 from rocketstore.broker.mastership import GroupView
-from rocketstore.broker_remoting.forwarding import BORN_HOST
+from rocketstore.broker_remoting.access import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.types import BrokerRole

@@ -12,8 +12,8 @@ from dledger.access.quota import HostQuota
 from dledger.remoting.codes import AnswerCode
 from dledger.remoting.frame import cut
 from rocketstore.broker.mastership import GroupView
-from rocketstore.broker_remoting import forwarding
-from rocketstore.broker_remoting.forwarding import BORN_HOST
+from rocketstore.broker_remoting import access
+from rocketstore.broker_remoting.access import BORN_HOST
 from rocketstore.message.record import decode_record
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.groups import SubscriptionGroupConfig
@@ -31,7 +31,7 @@ def master() -> Iterator[RemotingHarness]:
 
 @pytest.fixture
 def slave(master: RemotingHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemotingHarness]:
-    monkeypatch.setattr(forwarding, "TIMEOUT_S", 30.0)
+    monkeypatch.setattr(access, "TIMEOUT_S", 30.0)
     with RemotingHarness() as harness:
         harness.become(BrokerRole.SLAVE)
         address = f"127.0.0.1:{master.remoting_port}"

@@ -12,7 +12,7 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.frame import Frame
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.broker_remoting.registration import SuccessorWatch
-from rocketstore.ha.log import PROOF, PROVE, answer_challenge
+from rocketstore.ha.protocol import PROOF, PROVE, answer_challenge
 from rocketstore.remoting.codes import RequestCode
 from rocketstore.remoting.runtime import HaFacts
 from rocketstore.remoting.topics import BrokerData, ClusterInfo, KVTable

@@ -26,7 +26,7 @@ from dledger.errors import ConfigError
 from dledger.remoting.codes import AnswerCode
 from rocketstore.client import blocking, loop_thread
 from rocketstore.client.aio import errors
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.errors import PreparedMessage, SendResult, TransactionState
 from rocketstore.client.aio.outgoing import OutgoingMessage, PipelineLimits, outgoing
 from rocketstore.client.aio.producer import ProducerOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.errors import ClientClosedError
 from rocketstore.client.aio.received import ConsumedMessage
 from rocketstore.client.blocking import Admin, Producer

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dledger.store.verify import verify_node
 from rocketstore.config import MessageStoreConfig
-from rocketstore.export.run import Choices, Exported, export_member
 from rocketstore.message.message import Message
 from rocketstore.message.record import decode_record
 from rocketstore.state.broker_state import BrokerState
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import HIDDEN_TOPICS, GetMessageStatus, PutResult
+from rocketstore.upgrade.export import Choices, Exported, export_member
 from tests.unit.rocketstore.bench import WAIT_S, running
 from tests.unit.rocketstore.store.test_message_store_replicated import master
 

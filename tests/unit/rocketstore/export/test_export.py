@@ -17,9 +17,6 @@ from dledger.store.verify import verify_node
 from dledger.types import LogIndex
 from rocketstore.config import MessageStoreConfig
 from rocketstore.consume_queue.files import UNIT_BYTES, pack_unit
-from rocketstore.export import run
-from rocketstore.export.directories import StateRecords
-from rocketstore.export.run import Choices, export_member
 from rocketstore.message.message import Message
 from rocketstore.message.record import BLANK, BLANK_MAGIC, decode_record
 from rocketstore.message.timed import make_timed, recall_message
@@ -29,6 +26,9 @@ from rocketstore.store.directory import ABORT_FILE
 from rocketstore.store.message_store import MessageStore
 from rocketstore.timer.hours import HOUR_MS, open_entries
 from rocketstore.types import HALF_TOPIC, HIDDEN_TOPICS, TRANSACTION_CHECKS_TOPIC, PutResult, QueueUnit, RecordHead
+from rocketstore.upgrade import export
+from rocketstore.upgrade.directories import StateRecords
+from rocketstore.upgrade.export import Choices, export_member
 from rocketstore.verification.verify import verify_broker
 from tests.support.damage import turn
 from tests.support.waiting import wait_until
@@ -228,7 +228,7 @@ def test_state_of_which_changes_are_missing_is_refused(config: MessageStoreConfi
             self.next_offset = head.queue_offset + 1
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run, "StateRecords", Expired)
+        patched.setattr(export, "StateRecords", Expired)
         with pytest.raises(CorruptLogError, match="Export another member"):
             export_of(config, target)
     assert not target.exists()
@@ -474,14 +474,14 @@ def test_an_export_that_the_disk_altered_is_refused(
     """Everything is read back before the directory gets its name."""
     with master(config) as store:
         fill(store, 40)
-    write_state = run._Export.write_state
+    write_state = export._Export.write_state
 
-    def altered(export: run._Export) -> None:
+    def altered(export: export._Export) -> None:
         write_state(export)
         path = min((target.with_name("plain.partial") / what).iterdir())
         turn(path, 17 if what != "index" else path.stat().st_size - 20 * (400 - 20) + 11)
 
-    monkeypatch.setattr(run._Export, "write_state", altered)
+    monkeypatch.setattr(export._Export, "write_state", altered)
     with pytest.raises(CorruptLogError):
         export_of(replace(config, max_index_num=400), target)
     assert not target.exists()

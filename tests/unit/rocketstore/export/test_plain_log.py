@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dledger.store.fs import FileSystem
-from rocketstore.export import directories
-from rocketstore.export.directories import HalfPlaces, PlainLogWriter
+from rocketstore.upgrade import directories
+from rocketstore.upgrade.directories import HalfPlaces, PlainLogWriter
 from tests.crash.crash_fs import RecordingFs
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketstore.export.directories import StateRecords
 from rocketstore.types import BROKER_STATE_TOPIC, GetMessageStatus, RecordHead
+from rocketstore.upgrade.directories import StateRecords
 from rocketstore.verification.verify import LogPart
 
 SIZE = 10

@@ -17,12 +17,11 @@ from dledger.rpc.loops import LoopThread
 from dledger.store.fs import FileSystem
 from rocketstore.commit_log.flush import FlushDone
 from rocketstore.commit_log.plain import PlainCommitLog
-from rocketstore.ha.log import HaIdentity, HaLog, HaPace
 from rocketstore.ha.master import HaMaster
 from rocketstore.ha.promotion import EpochFile
+from rocketstore.ha.protocol import FrameReader, HaIdentity, HaLog, HaPace
 from rocketstore.ha.slave import HaSlave
 from rocketstore.ha.waits import ReplicaWaits
-from rocketstore.ha.wire import FrameReader
 from rocketstore.message.message import DelayLevels
 from tests.support.waiting import wait_until
 

@@ -15,8 +15,8 @@ from dledger.clock import Clock
 from dledger.monitoring import ConditionKind
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha.master import BUFFER_BYTES_MAX, CHUNK_BYTES
+from rocketstore.ha.protocol import FRAME, GREETING, REPORT, VERDICT, MasterWords, SlaveVerdict, SlaveWords
 from rocketstore.ha.waits import ReplicaWaits
-from rocketstore.ha.wire import FRAME, GREETING, REPORT, VERDICT, MasterWords, SlaveVerdict, SlaveWords
 from rocketstore.types import PutMessageStatus
 from tests.crash.crash_fs import FailingFs
 from tests.support.waiting import wait_until

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from rocketstore.ha.log import BLOCK_BYTES, LEAST_BYTES, answer_challenge, challenge, is_empty
+from rocketstore.ha.protocol import BLOCK_BYTES, LEAST_BYTES, answer_challenge, challenge, is_empty
 
 
 class Bytes:

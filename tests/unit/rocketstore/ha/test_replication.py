@@ -17,10 +17,20 @@ from dledger.rpc.tls import TlsStream
 from dledger_cli import certs
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.ha import master as master_module
-from rocketstore.ha.log import HaPace, tail_of
 from rocketstore.ha.master import GREETING_MAX_PER_HOST
+from rocketstore.ha.protocol import (
+    FRAME,
+    GREETING,
+    REPORT,
+    TAIL_BYTES,
+    VERDICT,
+    FrameReader,
+    HaPace,
+    SlaveVerdict,
+    SlaveWords,
+    tail_of,
+)
 from rocketstore.ha.waits import ReplicaWaits
-from rocketstore.ha.wire import FRAME, GREETING, REPORT, TAIL_BYTES, VERDICT, FrameReader, SlaveVerdict, SlaveWords
 from rocketstore.types import FlushDiskType, PutMessageStatus
 from tests.support.certificates import files
 from tests.support.waiting import wait_until

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from rocketstore.ha.log import ZEROS_BYTES_MAX, HaLog, tail_of
+from rocketstore.ha.protocol import ZEROS_BYTES_MAX, HaLog, tail_of
 
 
 class Bytes:

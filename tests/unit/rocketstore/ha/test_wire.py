@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.ha.wire import (
+from rocketstore.ha.protocol import (
     FRAME,
     FRAME_BYTES_MAX,
     GREETING,

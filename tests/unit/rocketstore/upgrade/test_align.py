@@ -20,8 +20,7 @@ from rocketstore.store.directory import (
     StoreDirectory,
 )
 from rocketstore.upgrade.align import Alignment, align, plan, room_problems
-from rocketstore.upgrade.compare import LogStanding, compare
-from rocketstore.upgrade.members import OldMember, find_members
+from rocketstore.upgrade.compare import LogStanding, OldMember, compare, find_members
 from tests.crash.crash_fs import NO_SPACE, FailingFs
 from tests.support.sweeps import thin
 from tests.unit.rocketstore.bench import bodies, fill, running, small_config, with_key

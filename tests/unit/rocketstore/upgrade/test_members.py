@@ -10,8 +10,7 @@ import pytest
 from dledger.errors import ConfigError
 from dledger.store.fs import FileSystem
 from rocketstore.store.directory import StoreDirectory
-from rocketstore.upgrade.compare import setting_problems, state_differences
-from rocketstore.upgrade.members import find_members, in_use
+from rocketstore.upgrade.compare import find_members, in_use, setting_problems, state_differences
 from tests.unit.rocketstore.upgrade.support import bodies, copied, write_broker
 
 

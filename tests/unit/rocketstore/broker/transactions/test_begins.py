@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from rocketstore.broker.live_config import LiveConfig
 from rocketstore.broker.transactions.service import Begun, HalfMessages, TransactionService
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.message.message import Message
+from rocketstore.settings import LiveConfig
 from rocketstore.types import PutMessageStatus, PutResult
 
 

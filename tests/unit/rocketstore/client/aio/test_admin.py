@@ -14,8 +14,7 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client.aio import admin_requests, errors, routes
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_answers import decoded
-from rocketstore.client.aio.admin_records import BrokerStatus, GroupInfo, TopicInfo
+from rocketstore.client.aio.admin_requests import BrokerStatus, GroupInfo, TopicInfo, decoded
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.message.record import encode_record

@@ -16,7 +16,7 @@ from dledger.errors import CorruptLogError
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.client.aio import errors
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import DelayLevelStatus, TopicInfo
+from rocketstore.client.aio.admin_requests import DelayLevelStatus, TopicInfo
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message
 from rocketstore.remoting.topics import MessageQueue

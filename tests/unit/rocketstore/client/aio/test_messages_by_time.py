@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from rocketstore.client.aio import admin_messages
 from rocketstore.client.aio.admin import Admin
 from rocketstore.client.aio.admin_messages import Page, read_page, span_of
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.errors import ForbiddenError, MessageRefusedError, NotFoundError
 from rocketstore.client.aio.producer import Producer
 from rocketstore.message.message import Message

@@ -16,7 +16,7 @@ from dledger.remoting.frame import Frame
 from dledger.sending import window
 from rocketstore.client.aio import errors, numbered, routes
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.connections import BrokerConnections
 from rocketstore.client.aio.errors import NO_OFFSET, SendResult
 from rocketstore.client.aio.outgoing import outgoing

@@ -12,7 +12,7 @@ from dledger.remoting.codes import AnswerCode
 from rocketstore.client import blocking
 from rocketstore.client.aio import errors, numbered, pipeline, routes
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import TopicInfo
+from rocketstore.client.aio.admin_requests import TopicInfo
 from rocketstore.client.aio.errors import NO_OFFSET
 from rocketstore.client.aio.producer import Producer, ProducerOptions
 from rocketstore.message.message import Message

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rocketstore.client.aio.admin_requests import handle_of
 from rocketstore.client.aio.errors import MessageRefusedError
 from rocketstore.client.aio.outgoing import outgoing
-from rocketstore.client.aio.timed import handle_of
 from rocketstore.message.message import Message
 from rocketstore.message.timed import RecallHandle, decode_handle
 

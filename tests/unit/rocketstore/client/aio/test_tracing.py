@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocketstore.client.aio.admin import Admin
-from rocketstore.client.aio.admin_records import TopicInfo, Traced
+from rocketstore.client.aio.admin_requests import TopicInfo, Traced
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.errors import ClientError, PreparedMessage, TransactionState
 from rocketstore.client.aio.producer import Producer

@@ -36,18 +36,6 @@ from dledger.store.verify import VerifiedNode
 from rocketstore.commit_log.base_log import read_base_log
 from rocketstore.commit_log.plain import PlainCommitLog
 from rocketstore.config import MessageStoreConfig
-from rocketstore.export.directories import (
-    HalfPlaces,
-    LogPiece,
-    NextOffsets,
-    PlainLogWriter,
-    StateRecords,
-    read_log,
-    stored_ends,
-    tables_of,
-    without_messages,
-    write_expired,
-)
 from rocketstore.message.message import SYS_FLAG_TRANSACTION, DelayLevels
 from rocketstore.message.record import HEAD, HOST_V6_FLAGS, PHYSICAL_OFFSET, PHYSICAL_OFFSET_AT
 from rocketstore.state.applier import BrokerSnapshot, write_snapshot
@@ -63,6 +51,18 @@ from rocketstore.types import (
     BrokerRole,
     QueueKey,
     RecordHead,
+)
+from rocketstore.upgrade.directories import (
+    HalfPlaces,
+    LogPiece,
+    NextOffsets,
+    PlainLogWriter,
+    StateRecords,
+    read_log,
+    stored_ends,
+    tables_of,
+    without_messages,
+    write_expired,
 )
 from rocketstore.verification.verify import LogPart, verify_broker
 
