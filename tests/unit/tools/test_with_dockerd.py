@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +55,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
                 # a shell cannot trap what was ignored when it began, as it is in a background job
                 ["/usr/bin/env", "--default-signal=INT,QUIT", "/bin/bash", str(SCRIPT), *command],
                 env={**environment, "DOCKER_HOST": f"unix://{tmp_path}/nobody.sock", **more},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -121,6 +122,37 @@ def test_two_commands_share_a_daemon_and_the_last_one_ends_it(begin: Begin, tmp_
     stop[1].touch()
     assert ended(users[1])[0] == 0
     assert daemons(engine) == [False]
+
+
+def test_a_command_reads_what_the_script_is_given(begin: Begin) -> None:
+    """Although it runs in the background, where shells give nothing to read."""
+    assert begin("cat").communicate("a line\n", timeout=60)[0] == "a line\n"
+
+
+def test_what_a_command_leaves_running_delays_nobody(begin: Begin, tmp_path: Path) -> None:
+    """It holds no lock: the daemon ends with the command, and the next run starts its own."""
+    _, output, _ = ended(begin("bash", "-c", "sleep 300 </dev/null >/dev/null 2>&1 & echo $!"))
+    try:
+        assert ended(begin("/bin/true"))[0] == 0
+    finally:
+        os.kill(int(output), signal.SIGKILL)
+
+    assert daemons(tmp_path / "engine") == [False, False]
+
+
+def test_a_signal_reaches_what_the_command_has_started(begin: Begin) -> None:
+    """As Ctrl-C does in a terminal: a shell's ``make`` ends with the shell."""
+    process = begin("bash", "-c", "trap 'exit 9' TERM; sleep 300 & echo $!; wait; wait")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+
+    process.terminate()
+
+    try:
+        assert ended(process)[0] == 9, "the output ends with the child that shares it"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
