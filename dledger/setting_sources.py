@@ -21,7 +21,16 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 from dledger import properties
 from dledger.errors import ConfigError
 from dledger.java_names import ALARMS, SWITCHED_OFF, Idleness, Risk, family_of
-from dledger.values import Unit, limits_of, parse_boolean, parse_integer, parse_millis, parse_number, parse_size
+from dledger.values import (
+    Unit,
+    limits_of,
+    parse_boolean,
+    parse_integer,
+    parse_millis,
+    parse_number,
+    parse_path,
+    parse_size,
+)
 
 _NAMES_MAX: Final = 8
 """Names in one line; the debug log has all of them."""
@@ -158,8 +167,8 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     float: parse_number,
     bool: parse_boolean,
     str: str,
-    Path: lambda text: Path(text).expanduser(),
-    Path | None: lambda text: Path(text).expanduser(),
+    Path: parse_path,
+    Path | None: parse_path,
 }
 _UNIT_PARSERS: Final[dict[Unit, Callable[[str], object]]] = {Unit.BYTES: parse_size, Unit.MS: parse_millis}
 

@@ -32,7 +32,7 @@ from dledger.errors import ConfigError
 from dledger.java_names import ALIASES, UNUSED
 from dledger.setting_sources import Chosen, SettingTarget, Vocabulary, alarms_first, notices, parsers_of
 from dledger.types import NodeId
-from dledger.values import parse_boolean, parse_integer, parse_percentage, split
+from dledger.values import parse_boolean, parse_integer, parse_path, parse_percentage, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,9 @@ def parse_hours(text: str) -> tuple[int, ...]:
     return tuple(parse_integer(part) for part in split(text, ";,"))
 
 
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part) for part in split(text, ","))
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """Directories, separated by ``,``. Raises ``ValueError``."""
+    return tuple(parse_path(part) for part in split(text, ","))
 
 
 def _node_ids(text: str) -> tuple[NodeId, ...]:
@@ -117,7 +118,7 @@ _TYPE_PARSERS: Final[dict[object, Callable[[str], object]]] = {
     FlushMode: parse_flush_mode,
     ClientAuth: parse_client_auth,
     tuple[int, ...]: parse_hours,
-    tuple[Path, ...]: _paths,
+    tuple[Path, ...]: parse_paths,
     tuple[NodeId, ...]: _node_ids,
     tuple[Member, ...]: _members,
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import nan
 from numbers import Real
+from pathlib import Path
 from typing import Annotated, Final, get_type_hints
 
 _SIZE: Final = re.compile(r"([+-]?\d+)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
@@ -98,6 +99,14 @@ def parse_boolean(text: str) -> bool:
 def split(text: str, separators: str) -> list[str]:
     """The parts between any of the separators, without blanks and empty ones."""
     return [part.strip() for part in re.split(f"[{separators}]", text) if part.strip()]
+
+
+def parse_path(text: str) -> Path:
+    """A path; ``~`` is a user's home directory. Raises ``ValueError`` if there is none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text!r}: there is no such home directory: write the whole path") from None
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

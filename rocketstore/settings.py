@@ -200,10 +200,22 @@ def _hours_text(text: str) -> str:
     return text
 
 
+def _paths_text(text: str) -> str:
+    return ",".join(map(str, dledger_settings.parse_paths(text)))
+
+
+_TEXTS: Final = {
+    "delete_when": _hours_text,
+    "store_path_commit_log": _paths_text,
+    "read_only_commit_log_store_paths": _paths_text,
+}
+"""Parsers of settings that stay texts, as RocketMQ has them."""
+
+
 def _targets_of(record: type) -> dict[str, SettingTarget]:
     targets: dict[str, SettingTarget] = {}
     for name, parse in parsers_of(record, {FlushDiskType: _flush_type}):
-        target = SettingTarget(name, _hours_text if name == "delete_when" else parse)
+        target = SettingTarget(name, _TEXTS.get(name, parse))
         targets[name] = target
         targets[_IRREGULAR_NAMES.get(name, camel_case(name))] = target
     return targets

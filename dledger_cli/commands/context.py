@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dledger.command_line import contexts, flag_values
+from dledger.values import parse_path
 from dledger_cli import terminal
 
 
@@ -77,7 +78,10 @@ def _text(value: object) -> str:
         case tuple():
             return ",".join(map(str, value))
         case Path():
-            return str(value.expanduser().absolute())
+            try:
+                return str(parse_path(str(value)).absolute())
+            except ValueError as error:
+                raise click.UsageError(str(error)) from None
         case _:
             return str(value)
 

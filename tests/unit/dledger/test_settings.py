@@ -105,6 +105,50 @@ def test_flags_beat_the_environment_which_beats_the_file(conf: Path) -> None:
     assert config.store.clean_interval_ms == 30
 
 
+@pytest.mark.parametrize("kind", ["node", "broker", "name server"])
+def test_a_tilde_is_a_home_directory_in_every_path(kind: str, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in lists, and in RocketMQ's texts: nothing is written into a directory that is called ``~``."""
+    monkeypatch.setenv("HOME", "/home/me")
+    home = Path("/home/me")
+    tls = "tls_cert_path=~/a.crt\ntls_key_path=~/a.key\ntls_trust_cert_path=~/ca.crt\n"
+    if kind == "node":
+        conf.write_text(f"{tls}base_dir=~/base\ndata_dirs=~/one, ~/two\nread_only_data_dirs=~/old\n")
+        node = settings.load(conf, {}, {}).config
+        store = node.store
+        assert (store.base_dir, store.data_dirs) == (home / "base", (home / "one", home / "two"))
+        assert store.read_only_data_dirs == (home / "old",)
+        security = node.security
+    elif kind == "broker":
+        conf.write_text(
+            f"{tls}storePathRootDir=~/store\nstorePathCommitLog=~/one,~/two\nreadOnlyCommitLogStorePaths=~/old\n"
+        )
+        broker = load_broker_settings(conf, {}, {})[0]
+        assert broker.store.store_path_root_dir == home / "store"
+        assert broker.store.commit_log_dirs == (home / "one", home / "two")
+        assert broker.store.read_only_commit_log_dirs == (home / "old",)
+        security = broker.security
+    else:
+        conf.write_text(f"{tls}kvConfigPath=~/kv.json\n")
+        name_server = load_name_server_settings(conf, {}, {})[0]
+        assert name_server.kv_config_path == home / "kv.json"
+        security = name_server.security
+    assert security.tls_cert_path == home / "a.crt"
+
+
+@pytest.mark.parametrize("name", ["storePathRootDir", "storePathCommitLog", "tls_cert_path", "data_dirs"])
+def test_the_home_of_nobody_is_a_problem_of_its_line(name: str, conf: Path) -> None:
+    """Beside all others, and no traceback."""
+    conf.write_text(f"{name}=~no-such-user/x\nlisten_port=x\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load_broker_settings(conf, {}, {})
+
+    assert caught.value.problems[0] == (
+        f"{conf}:1: {name}: '~no-such-user/x': there is no such home directory: write the whole path"
+    )
+    assert len(caught.value.problems) == 2
+
+
 @pytest.mark.parametrize(
     ("line", "section", "name", "value"),
     [
