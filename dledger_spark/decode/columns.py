@@ -127,7 +127,7 @@ class Shared:
 
     @cached_property
     def typed(self) -> dict[str, pa.Array]:
-        """The columns in bodies, by name. Raises ``BadBodyError``, ``OptionError``."""
+        """The columns in bodies, by name. Raises ``BadBodyError``, ``BodiesTooLargeError``."""
         records, wanted = self.records, self.records.context.bodies
         if wanted is None:
             raise InvariantError("columns in bodies need the bodies' format")

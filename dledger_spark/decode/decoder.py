@@ -7,7 +7,7 @@ A stretch of log is split into batches of a suitable size, for readers of files 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -23,6 +23,7 @@ from dledger.values import MIB
 from dledger_spark.decode.columns import TAIL, Shared, array_of, computed_by
 from dledger_spark.decode.layout import ENTRY, Bytes, Ints, Mask, gather, with_nulls
 from dledger_spark.decode.records import Chain, DecodeContext, Records, rows_of
+from dledger_spark.decode.typed_bodies import BodiesTooLargeError
 from dledger_spark.errors import BrokenRecordError, SchemaError
 from dledger_spark.schema import BIG_COLUMNS, SchemaColumn, arrow_schema, columns_of
 from rocketstore.message.record import CRC_MASK
@@ -261,14 +262,30 @@ def batches(
     while first < len(starts):
         following = max(first + 1, int(np.searchsorted(starts, int(starts[first]) + step)))
         magics = None if told is None else told[first:following]
-        batch = decode_columns(window, starts[first:following], columns, context, magics)
-        if batch.num_rows:
-            yield batch
+        for batch in _parts(window, starts[first:following], columns, context, magics):
+            if batch.num_rows:
+                yield batch
         if chained:
             chain = chain_after(window, starts[first:following], context.chain_before)
             context = replace(context, chain_before=chain)
         first = following
     return context
+
+
+def _parts(
+    window: Bytes, starts: Ints, columns: Sequence[SchemaColumn], context: DecodeContext, told: Ints | None
+) -> Iterator[pa.RecordBatch]:
+    """The records as one batch, or as several if their bodies, decompressed, take too much memory together."""
+    try:
+        batch = decode_columns(window, starts, columns, context, told)
+    except BodiesTooLargeError:
+        half = len(starts) // 2
+        yield from _parts(window, starts[:half], columns, context, None if told is None else told[:half])
+        if context.framing == "entry" and looks_at_checksums(columns, context):
+            context = replace(context, chain_before=chain_after(window, starts[:half], context.chain_before))
+        yield from _parts(window, starts[half:], columns, context, None if told is None else told[half:])
+    else:
+        yield batch
 
 
 def decode_stretch(

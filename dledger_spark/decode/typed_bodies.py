@@ -22,9 +22,10 @@ from typing import Annotated, Any, Final, TypedDict
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_spark.decode.layout import Ints
-from dledger_spark.errors import BadBodyError, OptionError, SchemaError
+from dledger_spark.errors import BadBodyError, SchemaError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import PRECISION_MAX, Parser, parse_ddl
 from rocketstore.message.message import SYS_FLAG_COMPRESSED
@@ -115,18 +116,22 @@ def _value(kind: pa.DataType) -> Any:  # noqa: ANN401  # a type
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """A longer body is null, as one that is damaged."""
-BATCH_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Of all bodies of a batch: Arrow's offsets have 32 bits."""
+BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of all bodies of a batch; a few small ones exceed it, decompressed, and are then decoded in several batches."""
 _METHODS: Final = 0x700
 _ZLIB: Final = (0, 0x300)
 """RocketMQ 4 sets no method."""
 _STREAMS: Final = {0x100: "lz4", 0x200: "zstd"}
 
 
+class BodiesTooLargeError(Exception):
+    """Raised for several bodies that take too much memory together."""
+
+
 def decompressed(bodies: pa.Array, sys_flags: Ints) -> pa.Array:
     """The bodies, of which those that are marked as compressed are not any more; null for what cannot be read.
 
-    Raises ``OptionError`` if they take too much memory together.
+    Raises ``BodiesTooLargeError`` if they take too much memory together.
     """
     rows = np.flatnonzero(sys_flags & SYS_FLAG_COMPRESSED)
     if not len(rows):
@@ -136,11 +141,8 @@ def decompressed(bodies: pa.Array, sys_flags: Ints) -> pa.Array:
     for row in rows.tolist():
         plain = values[row] = _plain(values[row], int(sys_flags[row]) & _METHODS)
         total += 0 if plain is None else len(plain)
-        if total > BATCH_BYTES_MAX:
-            raise OptionError(
-                f"option decompressed: the bodies of one batch take more than {BATCH_BYTES_MAX >> 20} MiB: read them "
-                "without it, or with a smaller spark.sql.execution.arrow.maxRecordsPerBatch"
-            )
+        if total > BATCH_BYTES_MAX and len(bodies) > 1:
+            raise BodiesTooLargeError
     return pa.array(values, pa.binary())
 
 
@@ -170,6 +172,8 @@ ROWS_AT_ONCE: Final = 1024
 REASON_CHARS_MAX: Final = 300
 _BAD: Final = (ValueError, ArithmeticError, TypeError, *BAD_TEXT)
 _NOT_ARROW: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+_TIMES_US: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""The years 1 to 9999."""
 _UNREADABLE: Final = "cannot be decompressed"
 
 
@@ -239,7 +243,8 @@ def assert_readable(wanted: TypedBodyFormat) -> None:
 def typed(bodies: pa.Array, sys_flags: Ints | None, positions: Ints, wanted: TypedBodyFormat) -> dict[str, pa.Array]:
     """The columns in bodies, by name, and ``badBody``; a message's body is decompressed as its flags say.
 
-    Raises ``BadBodyError`` for a bad one if the format says so; ``OptionError`` if they take too much memory together.
+    Raises ``BadBodyError`` for a bad one if the format says so; ``BodiesTooLargeError`` if they take too much memory
+    together.
     """
     parts: list[pa.StructArray] = []
     reasons: list[str | None] = []
@@ -249,8 +254,8 @@ def typed(bodies: pa.Array, sys_flags: Ints | None, positions: Ints, wanted: Typ
         if sys_flags is not None:
             some = decompressed(some, sys_flags[first : first + ROWS_AT_ONCE])
         total += some.nbytes
-        if total > BATCH_BYTES_MAX:
-            raise OptionError(f"option bodyFormat: the bodies of one batch take more than {BATCH_BYTES_MAX >> 20} MiB")
+        if total > BATCH_BYTES_MAX and len(bodies) > 1:
+            raise BodiesTooLargeError
         part, why = _parsed(some.to_pylist(), wanted)
         if wanted.fails and any(why):
             row = next(row for row, reason in enumerate(why) if reason)
@@ -278,13 +283,28 @@ def _parsed(bodies: Sequence[bytes | None], wanted: TypedBodyFormat) -> tuple[pa
         if body is None:
             reasons[number] = _UNREADABLE
     try:
-        return pa.array(rows, kind), reasons
+        found = pa.array(rows, kind)
     except _NOT_ARROW:
-        pass
-    for number, row in enumerate(rows):
-        if row is not None and (misfit := _misfit(row, kind)):
-            rows[number], reasons[number] = None, misfit
-    return pa.array(rows, kind), reasons
+        for number, row in enumerate(rows):
+            if row is not None and (misfit := _misfit(row, kind)):
+                rows[number], reasons[number] = None, misfit
+        found = pa.array(rows, kind)
+    if misdated := _misdated(found):
+        for number, name in misdated.items():
+            rows[number], reasons[number] = None, f"{name}: a time outside of the years 1 to 9999"
+        found = pa.array(rows, kind)
+    return found, reasons
+
+
+def _misdated(found: pa.StructArray) -> dict[int, str]:
+    """The rows with a time that Spark and Delta have no text for, and its column."""
+    rows: dict[int, str] = {}
+    for one, column in zip(found.type, found.flatten(), strict=True):
+        if pa.types.is_timestamp(one.type):
+            at = column.cast(pa.int64())
+            wrong = pc.or_(pc.less(at, _TIMES_US.start), pc.greater_equal(at, _TIMES_US.stop))
+            rows |= dict.fromkeys(pc.indices_nonzero(wrong).to_pylist(), one.name)
+    return rows
 
 
 def _misfit(row: Mapping[str, Any], kind: pa.StructType) -> str:  # Any: as above

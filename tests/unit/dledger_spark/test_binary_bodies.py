@@ -94,6 +94,8 @@ def test_an_avro_record_is_its_fields() -> None:
     fits, too_long = rows_of(amounts, [b"\x02\x63", b"\x04\x03\xe7"])
     assert (fits["amount"], too_long["amount"]) == (Decimal("9.9"), None)
     assert too_long["badBody"].startswith("amount: ")
+    (endless,) = rows_of(amounts, [b"\x80\x89\x7a" + b"\x7f" * 1_000_000])
+    assert endless["badBody"] == "a decimal of 1000000 bytes"
 
 
 def test_a_damaged_avro_body_is_nulls_or_another_record_and_never_an_error() -> None:
@@ -246,6 +248,8 @@ def test_a_protobuf_message_is_its_fields() -> None:
     assert (empty["id"], empty["kind"], empty["first"], empty["lines"], empty["at"]) == (0, "A", None, [], None)
     assert (bad["id"], bad["lines"]) == (None, None)
     assert "corrupt" in bad["badBody"] or "Error parsing" in bad["badBody"]
+    (late,) = rows_of(proto(), [b"\x5a\x07\x08\x80\xf0\x92\xcb\xdd\x08"])  # in 11476
+    assert late["badBody"] == "at: a time outside of the years 1 to 9999"
     (missing,) = rows_of(proto("old.Needs"), [b""])
     assert missing["badBody"] == "required fields are missing: id"
 

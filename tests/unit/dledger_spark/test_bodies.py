@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_spark.decode import typed_bodies
-from dledger_spark.decode.typed_bodies import decompressed
-from dledger_spark.errors import OptionError
+from dledger_spark.decode.typed_bodies import BodiesTooLargeError, decompressed
 
 PLAIN = b"x" * 5000
 ZLIB, ZLIB_5, LZ4, ZSTD = 0x1, 0x301, 0x101, 0x201
@@ -52,10 +51,10 @@ def test_a_damaged_body_is_null_and_the_others_are_there(flag: int) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long body is null, and a batch of many is an error that says what to do."""
+    """A long body is null, and of many together nothing is kept; one alone is not too many."""
     monkeypatch.setattr(typed_bodies, "BODY_BYTES_MAX", 4999)
     assert read((zlib.compress(PLAIN), ZLIB), (packed("zstd"), ZSTD)) == [None, None]
     monkeypatch.setattr(typed_bodies, "BODY_BYTES_MAX", 5000)
     monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", 9000)
-    with pytest.raises(OptionError, match="decompressed"):
+    with pytest.raises(BodiesTooLargeError):
         read((zlib.compress(PLAIN), ZLIB), (zlib.compress(PLAIN), ZLIB))

@@ -7,8 +7,9 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_spark.decode import DecodeContext, decode_stretch, typed_bodies
-from dledger_spark.decode.typed_bodies import ROWS_AT_ONCE, TypedBodyFormat, body_format, typed
+from dledger_spark.decode.records import CHAIN_BEGIN
+from dledger_spark.decode.typed_bodies import ROWS_AT_ONCE, BodiesTooLargeError, TypedBodyFormat, body_format, typed
 from dledger_spark.errors import BadBodyError, OptionError, SchemaError
 from dledger_spark.options import ReadOptions
 from dledger_spark.schema import COLUMNS, body_columns
@@ -172,12 +174,47 @@ def test_a_batch_of_any_size_keeps_the_order(numbers: list[int | None]) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of too many bytes, all its parts together, is an error that names the option."""
+    """Of too many bytes, all parts of a batch together, no columns are made."""
     bodies = [b'{"id": 1}'] * ROWS_AT_ONCE
     monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", pa.array(bodies, pa.binary()).nbytes * 3 // 2)
     assert len(in_json("id long", *bodies)) == ROWS_AT_ONCE
-    with pytest.raises(OptionError, match="bodyFormat"):
+    with pytest.raises(BodiesTooLargeError):
         in_json("id long", *bodies * 2)
+
+
+@pytest.mark.parametrize("verify", ["false", "fail"])
+def test_bodies_that_are_large_once_they_are_decompressed_are_read_in_several_batches(
+    monkeypatch: pytest.MonkeyPatch, verify: Literal["false", "fail"]
+) -> None:
+    """A producer's few kilobytes stop no query: every row is there, in order, and the checksums are still a chain."""
+    monkeypatch.setattr(typed_bodies, "BATCH_BYTES_MAX", 250_000)
+    stretch = Stretch()
+    for number in range(9):
+        body = json.dumps({"id": number, "filler": "x" * (300_000 if number == 4 else 100_000)}).encode()
+        stretch.add_message(Message("T", zlib.compress(body), sys_flag=1), number)
+    wanted = TypedBodyFormat("json", b"id int")
+    context = DecodeContext(bodies=wanted, verify_crc=verify, chain_before=CHAIN_BEGIN)
+    found = list(decode_stretch(bytes(stretch.data), body_columns(wanted.columns), context))
+    plain = [one for one in COLUMNS if one.name == "body"]
+    whole = list(decode_stretch(bytes(stretch.data), plain, replace(context, bodies=None, decompressed=True)))
+
+    assert [row for batch in found for row in batch.to_pylist()] == [{"id": one, "badBody": None} for one in range(9)]
+    assert [json.loads(row["body"])["id"] for batch in whole for row in batch.to_pylist()] == list(range(9))
+    assert max(batch.num_rows for batch in (*found, *whole)) == 2
+
+
+def test_a_time_outside_of_the_years_1_to_9999_is_bad() -> None:
+    """Offsets can lead there: neither Spark nor Delta has a text for it, and statistics would lose rows."""
+    rows = in_json(
+        "at timestamp",
+        b'{"at": "0001-01-01T00:00:00+00:01"}',
+        b'{"at": "9999-12-31T23:59:59.999999-00:01"}',
+        b'{"at": "0001-01-01T00:00:00Z"}',
+        b'{"at": "9999-12-31T23:59:59.999999Z"}',
+    )
+
+    assert [row["at"] and row["at"].year for row in rows] == [None, None, 1, 9999]
+    assert [row["badBody"] for row in rows] == ["at: a time outside of the years 1 to 9999"] * 2 + [None] * 2
 
 
 def test_columns_of_bodies_stand_beside_those_of_the_log_and_hide_their_names() -> None:
