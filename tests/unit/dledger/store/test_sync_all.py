@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -70,6 +71,18 @@ def test_a_file_system_that_has_become_read_only_has_synced_nothing(monkeypatch:
     assert outcome(fd) == errno.EROFS
     found.f_flag = os.ST_NODEV
     assert outcome(fd) == 0
+
+
+def test_a_failed_write_is_told(monkeypatch: pytest.MonkeyPatch, fd: int) -> None:
+    """By the error of the call itself."""
+    real = ctypes.CDLL(None, use_errno=True)
+
+    def syncfs(_fd: int) -> int:
+        ctypes.set_errno(errno.EIO)
+        return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(fstatfs=real.fstatfs, syncfs=syncfs))
+    assert outcome(fd) == errno.EIO
 
 
 def test_an_error_is_told(fd: int) -> None:

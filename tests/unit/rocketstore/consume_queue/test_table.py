@@ -332,7 +332,9 @@ def test_many_queues_are_made_durable_together(tmp_path: Path) -> None:
 def test_very_many_queues_are_made_durable_by_one_sync_or_else_by_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """If the file system's fails, each queue is synced, so that only the damaged one refuses more units."""
+    """If the file system's fails, each queue is synced, so that only the damaged one refuses more units, and so are the
+    directories that hold them.
+    """
     monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 20)
     fs = FailingFs()
     table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
@@ -349,6 +351,9 @@ def test_very_many_queues_are_made_durable_by_one_sync_or_else_by_their_own(
     synced = [Path(path).parent.name for call, path in fs.calls if call == "sync"]
     assert sorted(synced, key=int) == ([str(number) for number in range(20)] if fails else [])
     assert [call for call, _ in fs.calls if call != "sync" and "dir" not in call] == ["sync_all"]
+    entered = {path for call, path in fs.calls if call == "sync_dir"}
+    queues = {str(tmp_path / "T" / str(number)) for number in range(20) if number != 7}
+    assert entered >= {*queues, str(tmp_path / "T"), str(tmp_path)} if fails else not entered
     fs.fails = lambda _call, _path: None
     fs.calls.clear()
     with pytest.raises(DiskError) if fails else nullcontext():
@@ -357,6 +362,43 @@ def test_very_many_queues_are_made_durable_by_one_sync_or_else_by_their_own(
     table.append([head(1, 5000, queue_id=8)])
     with pytest.raises(DiskError) if fails else nullcontext():
         table.append([head(1, 6000, queue_id=7)])
+
+
+class TwoDisksFs(FailingFs):
+    """Queue 1 is on another disk than the rest."""
+
+    def device(self, path: Path) -> int:
+        return int(path.name == "1")
+
+
+def test_queues_on_another_disk_are_not_made_durable_by_the_sync_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then each is synced."""
+    monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 3)
+    fs = TwoDisksFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(0, number * 100, queue_id=number) for number in range(3)])
+    table.flush()
+    assert {Path(path).parent.name for call, path in fs.calls if call == "sync"} == {"0", "1", "2"}
+
+
+def test_a_file_begun_after_a_sync_of_all_queues_is_synced_by_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the file before it was full and durable already."""
+    monkeypatch.setattr(table_module, "_FLUSHED_TOGETHER_MIN", 1)
+    fs = FailingFs()
+    table = ConsumeQueueTable(tmp_path, FILE_BYTES, fs)
+    table.load()
+    table.append([head(number, number * 100) for number in range(5)])
+    table.flush()
+    monkeypatch.undo()
+    fs.calls.clear()
+    table.append([head(5, 500)])
+    table.flush()
+    assert [Path(path).name for call, path in fs.calls if call == "sync"] == [f"{FILE_BYTES:020d}"]
 
 
 class TellingOnceFs(FailingFs):
