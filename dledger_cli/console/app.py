@@ -25,14 +25,19 @@ from dledger_cli.console.browse import PAGE_MAX, WantedMessages, safe_text
 from dledger_cli.console.catalog import GROUP_SORTS, TOPIC_SORTS
 from dledger_cli.console.changes import FIELDS, BrokerChange, UnconfirmedError
 from dledger_cli.console.control import Action, ActionRefusedError
-from dledger_cli.console.group_page import GROUP_PAGES_MAX, GroupPage, TooManyGroupPagesError
+from dledger_cli.console.group_page import (
+    GROUP_PAGES_MAX,
+    QUEUE_MAX,
+    GroupPage,
+    TooManyGroupPagesError,
+    TooManyStreamsError,
+)
 from dledger_cli.console.guard import ConsoleGuard, ConsoleRules, RateBound, same
 from dledger_cli.console.history import TEXT_MAX
 from dledger_cli.console.listing import BadInputError, Fields, Wanted
 from dledger_cli.console.overview import SORTS as FLEET_TOPIC_SORTS
 from dledger_cli.console.overview import ForeignGroupError, Overview
 from dledger_cli.console.sampler import wall_ms
-from dledger_cli.console.streams import QUEUE_MAX, TooManyStreamsError
 from rocketstore.client import ForbiddenError, MessageRefusedError, NotFoundError
 
 BODY_BYTES_MAX: Final = 4096

@@ -23,11 +23,10 @@ from dledger.remoting.codes import RequestError
 from dledger_cli.console.browse import QUEUES_MAX, safe_text
 from dledger_cli.console.catalog import FILL_INTERVAL_S, INTERVAL_S, NAMES_PER_S, SHOWN_S
 from dledger_cli.console.fleet import NAME_CHARS_MAX, Fleet
-from dledger_cli.console.group_page import GroupPage, GroupPages
+from dledger_cli.console.group_page import GroupPage, GroupPages, Streams
 from dledger_cli.console.history import TEXT_MAX
 from dledger_cli.console.listing import LIST_MAX, LookOrder, SortedBy, Wanted, list_page
 from dledger_cli.console.sampler import SamplePace, wall_ms
-from dledger_cli.console.streams import Streams
 from rocketstore.client import BrokerUnreachableError, ClientError, NotFoundError, RefusedError
 from rocketstore.client.aio.cluster import check_signing
 from rocketstore.client.aio.connections import BrokerConnections

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dledger.errors import InvalidRequestError
 from dledger.log_output import BoundedLog
 from rocketstore.broker.refusal import Refusal, RefusalKind
+from rocketstore.message.columns import INVERSE_POWERS, POWERS
 from rocketstore.message.message import PROPERTY_TAGS
 from rocketstore.message.properties import decode_properties, find_property_bytes, java_hash
 from rocketstore.message.record import properties_of
@@ -33,10 +33,8 @@ from rocketstore.settings import LiveConfig
 from rocketstore.store.message_store import MessageStore
 from rocketstore.types import GetResult
 
-_MULTIPLIER: Final = 31
-_INVERSE: Final = pow(_MULTIPLIER, -1, 1 << 32)
 _UNITS_PER_STEP: Final = 1 << 16
-"""How many code units one vectorised step hashes; two tables of this length are kept."""
+"""How many code units one vectorised step hashes: ``POWERS`` has no more."""
 _FEWEST_FOR_VECTORS: Final = 8
 
 
@@ -56,16 +54,6 @@ def java_hashes(texts: Sequence[str]) -> list[int]:
     return hashes + _hash_step(texts[start:])
 
 
-def _powers(base: int) -> NDArray[np.uint32]:
-    powers = np.full(_UNITS_PER_STEP + 1, base, dtype=np.uint32)
-    powers[0] = 1
-    return np.cumprod(powers, dtype=np.uint32)
-
-
-_POWERS: Final = _powers(_MULTIPLIER)
-_INVERSE_POWERS: Final = _powers(_INVERSE)
-
-
 def _hash_step(texts: Sequence[str]) -> list[int]:
     """Hash texts of together at most ``_UNITS_PER_STEP`` units, unless it is a single text.
 
@@ -80,12 +68,12 @@ def _hash_step(texts: Sequence[str]) -> list[int]:
     if len(units) != len(joined):
         lengths = [len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts]
     sums = np.zeros(len(units) + 1, dtype=np.uint32)
-    np.cumsum(units * _INVERSE_POWERS[: len(units)], dtype=np.uint32, out=sums[1:])
+    np.cumsum(units * INVERSE_POWERS[: len(units)], dtype=np.uint32, out=sums[1:])
     ends = np.cumsum(np.array(lengths, dtype=np.int64))
     spans = sums[ends]
     spans[1:] -= sums[ends[:-1]]
     # An empty text at the very start has no unit before its end; its span is 0, so any power will do.
-    hashes: list[int] = (_POWERS[np.maximum(ends - 1, 0)] * spans).view(np.int32).tolist()
+    hashes: list[int] = (POWERS[np.maximum(ends - 1, 0)] * spans).view(np.int32).tolist()
     return hashes
 
 

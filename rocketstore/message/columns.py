@@ -72,8 +72,9 @@ def _powers(base: int) -> Hashes:
     return np.multiply.accumulate(powers, dtype=np.uint32)
 
 
-_POWERS: Final = _powers(31)
-_INVERSE_POWERS: Final = _powers(pow(31, -1, 1 << 32))
+POWERS: Final = _powers(31)
+INVERSE_POWERS: Final = _powers(pow(31, -1, 1 << 32))
+"""Of 31 and of its inverse, modulo 2**32, for Java's hashes of up to 65,536 code units."""
 
 
 class Values(NamedTuple):
@@ -214,13 +215,13 @@ class PropertyTexts:
     def _hash_step(self, base: int, begins: Places, ends: Places, hashes: Hashes) -> None:
         """Values within ``_STEP_BYTES`` from ``base`` on; ``hashes`` are the prefixes'."""
         last = int(ends.max()) + 1
-        terms = self.text[base:last] * _INVERSE_POWERS[: last - base]
+        terms = self.text[base:last] * INVERSE_POWERS[: last - base]
         bounds = np.empty(2 * len(begins), np.int64)
         np.subtract(begins, base, out=bounds[::2])
         np.subtract(ends, base, out=bounds[1::2])
         sums = np.add.reduceat(terms, bounds)[::2]  # the others are those of the gaps between values
-        hashes *= _POWERS[ends - begins]
-        hashes += sums * _POWERS[bounds[1::2] - 1]
+        hashes *= POWERS[ends - begins]
+        hashes += sums * POWERS[bounds[1::2] - 1]
 
     def _others(self, begins: Places, ends: Places) -> list[int]:
         """The numbers of non-ASCII values."""

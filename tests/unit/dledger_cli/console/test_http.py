@@ -14,7 +14,7 @@ import pytest
 
 from dledger.errors import ConfigError
 from dledger.types import LogIndex
-from dledger_cli.console import app, streams
+from dledger_cli.console import app, group_page
 from dledger_cli.console.control import NoControl
 from dledger_cli.console.guard import GUESSES_IN_ALL_MAX, GUESSES_MAX, GUESSES_S, SESSION_S, ConsoleRules, Guesses
 from dledger_cli.console.server import ConsoleServer, ListenAddress
@@ -169,12 +169,12 @@ def wait_for(events: Iterator[tuple[str, dict[str, Any]]], node: str, wanted: st
 def test_pages_are_limited(console: ConsoleServer) -> None:
     """One more than allowed is refused with 503; once one is gone, there is room."""
     with ExitStack() as stack:
-        pages = [stack.enter_context(stream(f"{console.url}api/events")) for _ in range(streams.STREAMS_MAX)]
+        pages = [stack.enter_context(stream(f"{console.url}api/events")) for _ in range(group_page.STREAMS_MAX)]
         for page in pages:
             next(page)
 
         assert request(f"{console.url}api/events").status == 503
-        assert request(f"{console.url}healthz").json()["pages"] == streams.STREAMS_MAX
+        assert request(f"{console.url}healthz").json()["pages"] == group_page.STREAMS_MAX
     wait_until(lambda: request(f"{console.url}healthz").json()["pages"] == 0, "the pages are gone")
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
+from dledger_cli.console.group_page import event
 from dledger_cli.console.probe import broker_summary_of, summary_of_plain_broker
-from dledger_cli.console.streams import event
 from tests.unit.dledger_cli.console.support import NAMED, broker_status
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dledger_cli.console.streams import Streams
+from dledger_cli.console.group_page import Streams
 
 
 @pytest.mark.parametrize("hurries", [(True, False), (False, True), (True,)])
