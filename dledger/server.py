@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 import random
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from dledger.access.guard import AccessGuard
 from dledger.clock import Clock
@@ -21,27 +19,18 @@ from dledger.core.membership import Membership
 from dledger.core.messages import Envelope, Message, PushAppend, RoleChange, RoleReason
 from dledger.core.node import Node
 from dledger.core.noops import Wrap
-from dledger.core.ports import BatchHook, PreparedAppend
+from dledger.core.ports import BatchHook
 from dledger.core.standing import MemberRun
-from dledger.errors import (
-    CorruptLogError,
-    DLedgerError,
-    FencedError,
-    LeaderHint,
-    MemberRemovedError,
-    NoStateMachineError,
-    NotLeaderError,
-    RequestTimeoutError,
-)
-from dledger.group_members import MemberRecords, MemberWatch, removal_index
+from dledger.errors import CorruptLogError, FencedError
+from dledger.group_members import MemberRecords, MemberWatch
 from dledger.host import Host, ServedLog
 from dledger.log_output import speaks_for
 from dledger.maintenance import LogMaintenance
 from dledger.monitoring import SILENT, ConditionKind, Conditions, Instruments
 from dledger.node_status import NodeMeasurements, NodeReports
-from dledger.peer_messages import PeerMessages
 from dledger.records import record
 from dledger.remoting.log_service import LogHandlers
+from dledger.requests import ClientRequests, PeerMessages
 from dledger.rpc.clients.grpc_server import GrpcServer
 from dledger.rpc.loops import LoopBridge
 from dledger.rpc.peers.exchanges import PeerLogClient, PeerSnapshotClient
@@ -55,29 +44,12 @@ from dledger.runtime.threads import EXIT_FATAL, JOIN_TIMEOUT_S, Supervisor, Task
 from dledger.statemachine.fetching import SnapshotFetcher
 from dledger.statemachine.host import MachineHost
 from dledger.statemachine.ports import StateMachine
-from dledger.statemachine.snapshots import SnapshotMeta
 from dledger.store.bulk_reader import StoreTime
 from dledger.store.identity import layout_of, read_identity
-from dledger.types import (
-    NO_INDEX,
-    AppendedBatch,
-    BaseLog,
-    Body,
-    Boundary,
-    Configuration,
-    Entry,
-    LogIndex,
-    MemberChange,
-    NodeId,
-    ProducerBatch,
-    QueryAnswer,
-    SnapshotState,
-)
+from dledger.types import BaseLog, Boundary, Configuration, Entry, LogIndex, NodeId
 from dledger.watch import LogWatch, ScrubbedStore, WatchSettings, open_log
 
 _log = logging.getLogger("dledger")
-
-Result = TypeVar("Result")
 
 
 @record(frozen=True, slots=True)
@@ -94,7 +66,7 @@ OPAQUE: Final = BodyFormat()
 """Bodies of any format."""
 
 
-class DLedgerServer:
+class DLedgerServer(ClientRequests):
     """A member of a group, from its directory to its ports. Use ``start``, ``wait`` and ``stop``.
 
     Implements ``rpc.ports.LogNode`` (requests of clients). Raises from the constructor, before a port is open:
@@ -207,6 +179,7 @@ class DLedgerServer:
             lambda: self._supervisor.fatal is not None,
             self._machine,
         )
+        self._leader_hint = self._reports.hint
         base_logs = BaseLogs(self._base_log, self._compared_base_logs)
         self._addresses = PeerAddresses(config.node_id, config.peers, self._node.state.membership.copy())
         self._identity = PeerIdentity.of(config, base_logs, self._addresses)
@@ -515,112 +488,7 @@ class DLedgerServer:
         if self._transport is not None:
             self._transport.send(Envelope(self._cluster_id, config.group, config.node_id, target, message))
 
-    # -- LogNode: requests of clients ----------------------------------------------------------------------------
-
-    def submit_append(
-        self,
-        bodies: Sequence[Body],
-        done: Callable[[AppendedBatch | DLedgerError], None],
-        producer: ProducerBatch | None = None,
-    ) -> None:
-        append = partial(self._node.quorum_ack.append, bodies, producer=producer)
-        self._submit(append, self._instruments.timed(done))
-
-    def submit_prepared(
-        self,
-        prepared: PreparedAppend,
-        done: Callable[[AppendedBatch | DLedgerError], None],
-        producer: ProducerBatch | None = None,
-    ) -> None:
-        """Append a batch made by ``prepared`` under the node's lock; otherwise like ``submit_append``.
-
-        ``producer`` must give the number of entries (``ProducerBatch.count``).
-        """
-        append = partial(self._node.quorum_ack.append_prepared, prepared, producer=producer)
-        self._submit(append, self._instruments.timed(done))
-
-    def submit_commands(
-        self,
-        commands: Sequence[Body],
-        done: Callable[[tuple[bytes, ...] | DLedgerError], None],
-        producer: ProducerBatch | None = None,
-    ) -> None:
-        if (machine := self._machine) is None:
-            done(self._no_machine())
-            return
-        machine.submit_commands(commands, done, producer, self.submit_prepared)
-
-    def submit_query(
-        self,
-        request: bytes,
-        done: Callable[[QueryAnswer | DLedgerError], None],
-        *,
-        linearizable: bool = True,
-        after: LogIndex = NO_INDEX,
-        wait_ms: int = 0,
-    ) -> None:
-        if (machine := self._machine) is None:
-            done(self._no_machine())
-            return
-        if not linearizable:
-            machine.query(request, LogIndex(after + 1) if wait_ms else NO_INDEX, wait_ms, done, even_if_late=True)
-            return
-        timeout_ms = self._config.replication.ack_timeout_ms
-
-        def confirmed(index: LogIndex | DLedgerError) -> None:
-            if isinstance(index, DLedgerError):
-                done(index)
-            else:
-                machine.query(request, index, timeout_ms, done, even_if_late=False)
-
-        self.submit_read_index(confirmed)
-
-    def submit_snapshot(self, done: Callable[[SnapshotState | DLedgerError], None]) -> None:
-        if (machine := self._machine) is None:
-            done(self._no_machine())
-            return
-
-        def saved(result: SnapshotMeta | DLedgerError) -> None:
-            done(result if isinstance(result, DLedgerError) else SnapshotState(result.index, result.size))
-
-        machine.request_snapshot(saved)
-
-    def _no_machine(self) -> NoStateMachineError:
-        return NoStateMachineError(
-            f"the log of group {self._config.group!r} has no state machine on {self._config.node_id}: append and read "
-            "entries, or start its nodes with a state machine"
-        )
-
-    def submit_producer(self, name: str, done: Callable[[int | DLedgerError], None]) -> None:
-        self._submit(partial(self._node.producer_sequence, name), done)
-
-    def submit_read_index(self, done: Callable[[LogIndex | DLedgerError], None]) -> None:
-        self._submit(self._node.reads.submit, done)
-
-    def submit_transfer(self, target: NodeId | None, done: Callable[[LeaderHint | DLedgerError], None]) -> None:
-        self._submit(partial(self._node.elector.transfer, target), done)
-
-    def submit_member_change(self, change: MemberChange, done: Callable[[Configuration | DLedgerError], None]) -> None:
-        def answer(result: Configuration | DLedgerError) -> None:
-            self._instruments.members_changed(change.kind, result if isinstance(result, DLedgerError) else None)
-            done(result)
-
-        self._submit(partial(self._node.changes.submit, change), answer)
-
-    def change_members(self, change: MemberChange, timeout_s: float) -> Configuration:
-        """Change the members, and wait for the new configuration to be committed.
-
-        Raises ``DLedgerError``; the outcome is unknown if there is no answer within ``timeout_s``.
-        """
-        answers: queue.SimpleQueue[Configuration | DLedgerError] = queue.SimpleQueue()
-        self.submit_member_change(change, answers.put)
-        try:
-            answer = answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise RequestTimeoutError(f"the change was not committed within {timeout_s:g} s") from None
-        if isinstance(answer, DLedgerError):
-            raise answer
-        return answer
+    # -- LogNode: what clients read and follow ----------------------------------------------------------------------
 
     def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         """See ``LogNode.read``. Raises ``FencedError``."""
@@ -648,35 +516,6 @@ class DLedgerServer:
         dropped = {} if transport is None else {peer: transport.dropped(peer) for peer in self._addresses.peers}
         return self._reports.measure(self._driver, dropped)
 
-    def _submit(
-        self,
-        action: Callable[..., object],
-        done: Callable[[Result | DLedgerError], None],
-    ) -> None:
-        """Run the core's ``action(now_ms, done=...)``.
-
-        The core's leader hints, which contain ids only, are completed with client addresses. ``done`` is called once: a
-        node that fails while it carries out a request refuses it, and answers it again when it stops.
-        """
-        left = [done]
-
-        def answer(result: Result | DLedgerError) -> None:
-            try:
-                done = left.pop()
-            except IndexError:
-                return
-            if isinstance(result, DLedgerError) and result.leader is not None:
-                result.leader = self._reports.hint(result.leader.node_id)
-            elif isinstance(result, NotLeaderError) and (removed := self.removed):
-                done(MemberRemovedError(f"{removed}: ask another member. To join again, it must be added anew"))
-                return
-            done(result)
-
-        try:
-            self._driver.call(partial(action, done=answer))
-        except DLedgerError as error:
-            answer(error)
-
     # -- events --------------------------------------------------------------------------------------------------
 
     def _role_changed(self, change: RoleChange) -> None:
@@ -700,14 +539,6 @@ class DLedgerServer:
     def has_peers(self) -> bool:
         """Whether its group has other members at this moment."""
         return bool(self._node.state.peers)
-
-    @property
-    def removed(self) -> str:
-        """Why this node is no member of its group any more; empty if it is, or was never one."""
-        state = self._node.state
-        committed, has_standing = state.membership.committed, state.has_standing
-        at = removal_index(self._config.node_id, committed, state.removed_at, has_standing=has_standing)
-        return "" if at == NO_INDEX else f"{self._config.node_id} was removed from the group (configuration {at})"
 
     def _publish_commit(self, index: LogIndex) -> None:
         self._maintenance.log_changed()

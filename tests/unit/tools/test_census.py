@@ -10,7 +10,7 @@ from tools.tidy.census import size_of, take_census
 
 MOST: Final = {
     "files of fewer than 60 lines": 57,
-    "files of more than 600 lines": 8,
+    "files of more than 600 lines": 7,
     "docstrings of at most 3 words": 383,
     "names with words of our own": 50,
     "class names in more than one module": 33,
