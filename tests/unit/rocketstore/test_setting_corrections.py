@@ -114,7 +114,13 @@ def test_a_file_of_another_kind_of_broker_is_refused_with_the_way_out(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "text", ["enableControllerMode=false\n", "brokerConfigPaths=\n", f"enableControllerMode=true\n{GROUP}"]
+    "text",
+    [
+        "enableControllerMode=false\n",
+        "enableControllerMode= FALSE\n",
+        "brokerConfigPaths=\n",
+        f"enableControllerMode=true\n{GROUP}",
+    ],
 )
 def test_it_is_not_refused_when_it_means_nothing(tmp_path: Path, text: str) -> None:
     """Switched off, or in a group, whose master is the leader in RocketMQ, too."""

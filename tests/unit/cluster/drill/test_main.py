@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +19,7 @@ from cluster.drill import __main__ as drill_main
 from cluster.drill.__main__ import main as drill_command
 from cluster.drill.drills import DRILLS, Drill, DrillOptions
 from cluster.drill.history import DrillEvent
-from cluster.drill.processes import ProcessTarget
+from cluster.drill.processes import ProcessMembers, ProcessMigration, ProcessTarget
 from cluster.drill.runner import DrillResult
 from cluster.drill.target import DrillError, DrillTarget, NotPossibleError
 from tests.unit.cluster.drill.histories import failover, perfect, result_of
@@ -153,6 +155,21 @@ def test_without_the_docker_sdk_it_says_how_to_install_it(monkeypatch: pytest.Mo
     assert refused.exit_code == 1
     assert "the Docker SDK is not installed" in refused.stderr
     assert refused.stderr.rstrip().endswith("run make install")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("kill-leader", ProcessTarget), ("upgrade", ProcessMigration), ("replace-node", ProcessMembers)],
+)
+def test_each_drill_on_processes_has_a_group_that_can_do_it(
+    name: str, kind: type[DrillTarget], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration begins with a pair; a change of members needs nodes that are no members yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with closing(drill_main._process_target(DRILLS[name], DrillOptions(nodes=3))) as target:
+        assert type(target) is kind
+        assert len(target.nodes) == 3
 
 
 def test_the_list_names_every_drill() -> None:
