@@ -12,8 +12,9 @@ from dledger.records import ENTRY
 from dledger.store.format import encode_record
 from dledger.types import LogIndex
 from dledger_spark.directory import TimeBounds
-from dledger_spark.errors import OptionError
+from dledger_spark.errors import JobError, OptionError
 from dledger_spark.options import ReadOptions
+from dledger_spark.source import client_log
 from dledger_spark.source.client_log import ClientLog, IndexRange, TrimmedError
 from dledger_spark.source.live import within_times
 from rocketstore.client import Admin, ForbiddenError, TopicInfo
@@ -182,3 +183,31 @@ def test_a_member_that_lags_does_not_end_a_time_too_early(
     assert {log.index_at(40) for _ in range(10)} == {40}
     assert {log.index_at(10) for _ in range(10)} == {10}
     assert {log.index_at(ALL + 5) for _ in range(10)} == {ALL}
+
+
+def test_a_fetch_that_brings_something_may_be_lost_as_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fetchRetries`` counts failures in a row: a long read over a bad network ends."""
+    fetched = []
+
+    def lost_after_one(first: int, end: int, **_: object) -> Iterator[SimpleNamespace]:
+        fetched.append(first)
+        yield SimpleNamespace(end_index=first + 1)
+        if first + 1 < end:
+            raise JobError("lost")
+
+    monkeypatch.setattr(ClientLog, "_client", SimpleNamespace(fetch_log=lost_after_one))
+    monkeypatch.setattr(client_log, "is_retried_read", lambda _: True)
+    log = ClientLog(ReadOptions.parse({"bootstrap.servers": "a:1", "fetchRetries": "1"}))
+
+    assert [one.end_index for one in log.chunks(0, 5)] == [1, 2, 3, 4, 5]
+    assert fetched == [0, 1, 2, 3, 4]
+
+
+def test_times_only_narrow_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter from long ago, or up to the future, adds no entries that were not asked for."""
+    monkeypatch.setattr(ClientLog, "times_ascend", lambda _: True)
+    monkeypatch.setattr(ClientLog, "index_at", lambda _, time_ms: time_ms)
+    log = ClientLog(ReadOptions.parse({"bootstrap.servers": "a:1"}))
+
+    for times, found in (((2, 20), (5, 9)), ((6, 8), (6, 8)), ((20, 30), (9, 9)), ((1, 2), (5, 5))):
+        assert within_times(log, IndexRange(5, 9), TimeBounds(*times)) == IndexRange(*found)

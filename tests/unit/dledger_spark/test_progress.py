@@ -208,6 +208,8 @@ def test_available_now_ends_at_the_end_of_its_beginning() -> None:
         ends.append(stream.next_end(ends[-1], limited=True))
 
     assert [one.index for one in ends] == [0, 4, 8, 10, 10]
+    log.committed_end = 6  # as a member that is behind says
+    assert stream.next_end(at(4), limited=True) == at(6)
 
 
 def test_report_tells_the_present_end_whatever_the_limits() -> None:

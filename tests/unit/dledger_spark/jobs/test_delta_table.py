@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -309,6 +310,23 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
     }
 
 
+def test_a_file_of_several_groups_has_each_row_once_and_the_ends_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are as large as two batches here; the least value is in the first, the greatest in the second."""
+    values = [[3, 1], [2, 5], [9, 2], [4, 4], [3, 3]]
+    schema = pa.schema([("index", pa.int64())])
+    rows = [pa.RecordBatch.from_arrays([pa.array(one)], schema=schema) for one in values]
+    monkeypatch.setattr(delta_files, "_GROUP_BYTES", 2 * rows[0].nbytes)
+    written = write_file(tmp_path, iter(rows))
+    assert written is not None
+
+    found = pq.ParquetFile(tmp_path / written.path)
+    assert (found.read()["index"].to_pylist(), found.num_row_groups) == ([one for some in values for one in some], 3)
+    stats = json.loads(written.stats)
+    assert (stats["numRecords"], stats["minValues"], stats["maxValues"]) == (10, {"index": 1}, {"index": 9})
+
+
 VALUES: Mapping[pa.DataType, Sequence[object]] = {
     pa.string(): ["x" * 33, "x" * 32 + "\U0010ffff\U0010ffff", "y", "z" * 5000],
     pa.float64(): [0.1, -1e300, 2.5, math.inf],
@@ -536,6 +554,7 @@ def test_commits_and_their_files_are_synced(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(delta_files, "_sync", lambda one: synced.add(one.relative_to(path).as_posix()))
     table = opened(path, KEYED)
     add(table, 0, 4, KEYED.remove(1))
+    assert f"_delta_log/{1:020d}.json" in synced  # before anything else is written
     add(table, 4, 4, KEYED.remove(1))
     DeltaTable(path).optimize.compact()
     upsert(table, 8, ["a", "b"])
