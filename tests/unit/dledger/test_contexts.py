@@ -199,6 +199,19 @@ def test_the_file_is_the_users_alone(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
+def test_the_lock_is_the_users_alone_and_no_link_to_another_file(path: Path, tmp_path: Path) -> None:
+    """Who can open it for reading can hold it; through a link, another file would be made."""
+    _put(path, "one", group="g")
+    lock = path.with_suffix(".lock")
+    assert lock.stat().st_mode & 0o777 == 0o600
+
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        _put(path, "two", group="g")
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_two_who_add_at_once_lose_nothing(path: Path) -> None:
     """The second one waits for the first, and reads what it wrote."""
     inside, go = threading.Event(), threading.Event()

@@ -56,6 +56,7 @@ def _printed(report: JobReport, out: io.StringIO) -> str:
         ("x", CountUnit.BYTES, "x"),
         (1_234_567, CountUnit.COUNT, "1,234,567"),
         (1023, CountUnit.BYTES, "1023 B"),
+        (1024, CountUnit.BYTES, "1.00 KiB"),
         (1536, CountUnit.BYTES, "1.50 KiB"),
         (300 << 30, CountUnit.BYTES, "300 GiB"),
         (0.25, CountUnit.SECONDS, "250 ms"),
