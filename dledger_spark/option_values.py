@@ -121,6 +121,7 @@ _SECURITY: Final = "a group's are tlsCa, tlsCertificate, tlsKey, and accessKey w
 _ONE_LOG: Final = "a group is one log with one index: use subscribe, and filter by the column queueId"
 _INSTEAD: Final = {
     "assign": _ONE_LOG,
+    "includeheaders": "leave it out of a write: a column headers or properties is written whenever there is one",
     "startingoffsetsbytimestamp": "use startingTimestamp, one time (ms) for the whole log",
     "endingoffsetsbytimestamp": "use endingTimestamp, one time (ms) for the whole log",
     "startingoffsetsbytimestampstrategy": (

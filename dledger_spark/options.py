@@ -267,10 +267,10 @@ def _parsed(
 
 
 def _unknown(key: str, by_name: Mapping[str, Option], elsewhere: Iterable[str], doing: str) -> str:
-    if key.lower() in elsewhere:
-        return f"option {key} does not apply to {doing}"
     if instead := instead_of(key):
         return f"option {key} is not supported: {instead}"
+    if key.lower() in elsewhere:
+        return f"option {key} does not apply to {doing}"
     return unknown_option(key, {name: option.name for name, option in by_name.items()})
 
 

@@ -88,6 +88,7 @@ KAFKAS_SOURCE: Final = {
 KAFKAS_SINK: Final = {
     "kafka.bootstrap.servers": ("a:1", "servers", ("a:1",)),
     "topic": ("t", "topic", "t"),
+    "includeHeaders": ("true", None, "a column headers or properties is written"),
     "kafka.acks": ("all", None, "have no effect here: leave it out"),
     "kafka.security.protocol": ("SSL", None, "a group's are tlsCa"),
 }
