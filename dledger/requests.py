@@ -82,7 +82,7 @@ class PeerMessages:
     ) -> None:
         """``patience_s``: how long what can do without the node's lock waits for it; None: any time."""
         self._node = node
-        self._log = log
+        self.log: Final = log
         self._driver = driver
         self._clock = clock
         self._member_watch = member_watch
@@ -125,7 +125,7 @@ class PeerMessages:
         if self._push_times is not None and isinstance(message, PushResponse):
             self._push_times.answered(envelope.sender, message)
         if isinstance(message, PushAppend):
-            checked = self._log.check_run(message.run)
+            checked = self.log.check_run(message.run)
             flush_here = self._is_isolated(len(message.run.data))
             message = CheckedAppend(message.term, message.epoch, message.commit_index, checked)
         receive = partial(self._node.receive, envelope.sender, message, connection=envelope.connection)

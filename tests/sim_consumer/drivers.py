@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from dledger.errors import DLedgerError
+from rocketstore.client.aio import assignment, broker_session, cluster, consumer, queue_reader, rebalancer, routes
 from rocketstore.client.aio.consumer import Consumer
 from rocketstore.client.aio.received import ConsumedMessage
 from tests.sim_consumer.broker import ModelBroker
@@ -32,20 +33,19 @@ def fast() -> Iterator[None]:
     """Whatever clients do from time to time happens often, so that seconds show what takes hours."""
     with pytest.MonkeyPatch.context() as patch:
         for module, times in {
-            "routes": {"REFRESH_S": 0.05, "UNKNOWN_REFRESH_S": 0.02},
-            "cluster": {"PAUSE_S_MAX": 0.1},
-            "heartbeats": {"INTERVAL_S": 0.5, "LOOK_S": 0.05},
-            "queue_reader": {"BEYOND_END_S": 0.1, "REFUSED_PAUSE_S": 0.05, "PAUSE_S_MAX": 0.1},
-            "rebalancer": {"LOOK_S": 0.05, "MEMBERS_S": 0.3, "SETTLE_LOOK_S": 0.01},
-            "broker_session": {
+            routes: {"REFRESH_S": 0.05, "UNKNOWN_REFRESH_S": 0.02},
+            cluster: {"PAUSE_S_MAX": 0.1, "INTERVAL_S": 0.5, "LOOK_S": 0.05},
+            queue_reader: {"BEYOND_END_S": 0.1, "REFUSED_PAUSE_S": 0.05, "PAUSE_S_MAX": 0.1},
+            rebalancer: {"LOOK_S": 0.05, "MEMBERS_S": 0.3, "SETTLE_LOOK_S": 0.01},
+            broker_session: {
                 "REBALANCE_S": 0.3,
                 "RETRY_S": 0.05,
                 "SETTLE_S": 0.05,
                 "TAKE_OVER_S": 0.1,
                 "RENEW_S": 0.5,
             },
-            "assignment": {"LOCKED_PAUSE_S": 0.05},
-            "consumer": {
+            assignment: {"LOCKED_PAUSE_S": 0.05},
+            consumer: {
                 "LOOK_S": 0.05,
                 "ORDERED_PAUSE_S": 0.05,
                 "AGAIN_S_MIN": 0.05,
@@ -54,7 +54,7 @@ def fast() -> Iterator[None]:
             },
         }.items():
             for name, seconds in times.items():
-                patch.setattr(f"rocketstore.client.aio.{module}.{name}", seconds)
+                patch.setattr(module, name, seconds)
         yield
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from dledger.config import ServerConfig
 from dledger.errors import UnavailableError
 from dledger.host import ServedLog
+from dledger.requests import PeerMessages
 from dledger.rpc.peers.exchanges import committed_crcs
 from dledger.rpc.peers.identity import PeerIdentity
-from dledger.server import DLedgerServer
 from dledger.types import LogIndex, NodeId
 from tests.sim_store.memory_transport import MemoryNetwork, MemoryTransport
 from tests.sim_store.threads import Scheduler, running
@@ -79,10 +79,10 @@ class SimTransport(MemoryTransport):
         super()._post(queue, arrive)
 
     @property
-    def receiver(self) -> DLedgerServer:
-        """The member."""
+    def receiver(self) -> PeerMessages:
+        """The member's end."""
         found = self._the_receiver
-        if not isinstance(found, DLedgerServer):
+        if not isinstance(found, PeerMessages):
             raise TypeError(found)
         return found
 
@@ -150,7 +150,7 @@ class PeerLogs:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _find(self, peer: NodeId) -> DLedgerServer:
+    def _find(self, peer: NodeId) -> PeerMessages:
         running().sleep_us(self._sim.latency_us())
         member = self._identity.addresses.first(peer)
         transport = None if member is None else self._sim.find(self._identity.node_id, member.address)

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-import dledger.rpc.loops
 from dledger.host import ClientServer
 from dledger.rpc.listening import listen
+from dledger.rpc.loops import run as run_loop
 from dledger.rpc.peers.exchanges import PeerLogClient
 from dledger.rpc.peers.port import PeerPort
 from dledger.rpc.peers.transport import PeerTransport
@@ -92,7 +92,7 @@ def _exchanges(scheduler: Scheduler) -> dict[int, Any]:
         id(PeerPort): members.NoPort,
         id(PeerLogClient): members.PeerLogs,
         id(asyncio): loops.fake_asyncio(),
-        id(dledger.rpc.loops): SimpleNamespace(**{**vars(dledger.rpc.loops), "run": loops.run}),
+        id(run_loop): loops.run,
         id(listen): links.listen,
     }
 
@@ -136,7 +136,8 @@ def substitute(scheduler: Scheduler) -> Iterator[None]:
     undo: list[Callable[[], None]] = []
     for module in _modules():
         for name, value in list(vars(module).items()):
-            if id(value) in exchanges and module.__name__ != getattr(value, "__module__", ""):
+            used_at_home = value is ClientServer or value is run_loop  # by the module that defines it, too
+            if id(value) in exchanges and (used_at_home or module.__name__ != getattr(value, "__module__", "")):
                 undo.append(_put(module, name, exchanges[id(value)]))
             elif isinstance(value, type) and value.__module__ == module.__name__ and dataclasses.is_dataclass(value):
                 undo += _exchange_defaults(value, exchanges)
