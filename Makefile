@@ -123,13 +123,14 @@ spark-cluster: $(STAMP) ## A Spark master and two workers on this machine (CLUST
 interop: $(STAMP) ## Both directions with the real Java RocketMQ and DLedger (needs JDK 17, Maven, Maven Central)
 	$(BIN)/python -m pytest -m interop -o timeout=3600 $(PYTEST_ARGS) tests/interop
 
-check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code
+check: $(STAMP) ## What CI checks besides the tests: format, lint, types, imports, generated code, planted bugs' texts
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python -m tools.docs_reference --check
+	$(BIN)/python -m tests.mutants --check
 
 format: $(STAMP) ## Format the sources and fix what can be fixed
 	$(BIN)/ruff format
