@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from cluster.image import DEPLOY, PROJECT
-from dledger_cli.commands.broker import broker
+from dledger_cli.commands.broker import start
 from dledger_cli.commands.health import own_servers
 from rocketstore.broker_config import BrokerConfig
 from rocketstore.nameserver.settings import load_name_server_settings
@@ -163,7 +163,7 @@ def test_the_unit_may_run_brokers_of_several_groups() -> None:
 
     assert empty == ""
     assert (Path(program).name, words[:2]) == ("dledger", ["broker", "start"])
-    context = broker.make_context("broker", words[2:])
+    context = start.make_context("start", words[2:])
     assert context.params["config_files"] == tuple(Path(f"/etc/dledger/{group}.conf") for group in GROUPS)
     given = {name for name, one in context.params.items() if one}
     assert given == {"config_files", "log_level", "log_format"}
