@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import urllib.error
 import urllib.request
@@ -117,6 +116,7 @@ def test_a_damaged_log_is_repaired_while_the_other_group_serves(groups: SeveralG
 def test_further_groups_cost_little_while_they_are_idle(tmp_path: Path) -> None:
     """Ten groups in each of three processes, against one: processor time and memory.
 
+    The least of three times is that of idle groups: on a busy machine, work of the start reaches into the first one.
     Measured on a busy machine: 3.9 to 4.4 times the processor time, 0.7 MB for each further group.
     """
     spent: dict[int, float] = {}
@@ -126,9 +126,7 @@ def test_further_groups_cost_little_while_they_are_idle(tmp_path: Path) -> None:
         with SeveralGroups(tmp_path / str(count), names, settings=SMALL) as groups:
             for name in names:
                 groups.leader_of(name)
-            before = _processor_s(groups)
-            _pass_s(10)
-            spent[count] = _processor_s(groups) - before
+            spent[count] = min(_processor_s_in(groups, 6) for _ in range(3))
             anonymous[count] = max(_anonymous_mb(groups.pid(node)) for node in groups.nodes)
 
     assert spent[10] <= 6 * spent[1]
@@ -141,12 +139,21 @@ def _pass_s(seconds: float) -> None:
 
 
 def _processor_s(groups: SeveralGroups) -> float:
-    """The processor time that the processes have used."""
-    ticks = 0
-    for node in groups.nodes:
-        words = Path(f"/proc/{groups.pid(node)}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """The processor time that the threads of the processes have used, to the microsecond."""
+    return (
+        sum(
+            int(task.read_text().split()[0])
+            for node in groups.nodes
+            for task in Path(f"/proc/{groups.pid(node)}/task").glob("*/schedstat")
+        )
+        / 1e9
+    )
+
+
+def _processor_s_in(groups: SeveralGroups, seconds: float) -> float:
+    before = _processor_s(groups)
+    _pass_s(seconds)
+    return _processor_s(groups) - before
 
 
 def _anonymous_mb(pid: int) -> float:

@@ -27,6 +27,7 @@ from dledger.errors import (
     TermChangedError,
     UnavailableError,
     UnknownProducerError,
+    WouldLoseQuorumError,
 )
 from dledger.runtime.threads import NodeFailedError
 from dledger.server import DLedgerServer
@@ -58,6 +59,7 @@ _AGAIN: Final = (
     RequestTimeoutError,
     UnavailableError,
     ShutdownError,
+    WouldLoseQuorumError,  # a member that a busy machine kept silent counts again once it is heard
 )
 """After these a change, which has an id, is asked for again."""
 _FINAL: Final = (InvalidRequestError, OutOfOrderSequenceError, UnknownProducerError, NodeFailedError)
