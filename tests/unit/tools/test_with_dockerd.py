@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.support import lacking
 from tests.support.waiting import wait_until
 
 SCRIPT: Final = Path(__file__).parents[3] / "tools" / "with-dockerd.sh"
@@ -40,6 +41,8 @@ Begin = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
     """Starts the script with a command, in a session of its own; all of them are over at the end."""
+    for name, package in (("flock", "util-linux"), ("setsid", "util-linux"), ("awk", "mawk"), ("xargs", "findutils")):
+        lacking.program(name, package)
     tools = tmp_path / "bin"
     tools.mkdir()
     fakes = {"docker": DOCKER, "dockerd": DOCKERD, "id": "#!/bin/bash\necho ${FAKE_UID:-0}\n"}
